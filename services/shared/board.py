@@ -1,0 +1,60 @@
+"""The notice board in Valkey or Redis. Losing it loses nothing: every call here may fail and says so quietly."""
+
+from collections.abc import Sequence
+
+import structlog
+import valkey.asyncio
+from valkey.exceptions import ValkeyError
+
+from services.shared.residency import TTL_S, Notice, decode, encode, key
+
+log = structlog.get_logger()
+
+TIMEOUT_S = 0.5
+
+
+class Board:
+    """Notices of executors by name. An empty `url` is a board that is always empty."""
+
+    def __init__(self, url: str) -> None:
+        self._client = (
+            valkey.asyncio.Valkey.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+            if url
+            else None
+        )
+        self._up: bool | None = None
+
+    async def put(self, notice: Notice) -> bool:
+        """Writes a notice with its expiry; False when the board is away."""
+        if self._client is None:
+            return False
+        try:
+            await self._client.set(key(notice.executor), encode(notice), ex=TTL_S)
+        except (ValkeyError, OSError) as error:
+            return self._note(False, error)
+        return self._note(True)
+
+    async def get(self, executors: Sequence[str]) -> dict[str, Notice]:
+        """Returns the notices that are there and readable; an absent board gives none."""
+        if self._client is None or not executors:
+            return {}
+        try:
+            values = await self._client.mget([key(name) for name in executors])
+        except (ValkeyError, OSError) as error:
+            self._note(False, error)
+            return {}
+        self._note(True)
+        notices = [decode(value) for value in values if value]
+        return {notice.executor: notice for notice in notices if notice is not None and notice.executor in executors}
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _note(self, up: bool, error: Exception | None = None) -> bool:
+        """Logs when the board comes or goes, not on every call."""
+        if up != self._up:
+            self._up = up
+            log.info("notice board is back") if up else log.warning("notice board is away", why=type(error).__name__)
+        return up

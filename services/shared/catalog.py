@@ -1,0 +1,136 @@
+"""A peer's view of the registry's catalog: plain values, replaced item by item.
+
+A view is fed by `services.shared.catalog_client`. It is complete once `synced`; its epoch never goes back. What it
+says about a revision is a hint until the record's signature has been checked (`verified_record`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from services.shared.statements import Record, StatementError, TrustedKeys, open_statement
+
+
+@dataclass(frozen=True, slots=True)
+class TenantItem:
+    """A tenant. `weight` > 0 is its share under contention."""
+
+    tenant: str
+    weight: float
+    base_allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeyItem:
+    """An API key: only a keyed hash of its secret. `expires` is seconds since the epoch, None for never."""
+
+    key_id: str
+    tenant: str
+    secret_hmac: bytes
+    scopes: frozenset[str]
+    expires: float | None
+    revoked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BaseItem:
+    """A base model by name and identity."""
+
+    base_model: str
+    base_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionItem:
+    """A revision. `state` is PENDING, VERIFIED, ACTIVE, QUARANTINED or REVOKED."""
+
+    revision_id: str
+    tenant: str
+    adapter: str
+    version: int
+    state: str
+    base_model: str
+    weights_digest: str
+    size_bytes: int
+    max_rank: int
+    record_envelope: bytes
+    shared_tenants: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AliasItem:
+    """An alias; an empty `revision_id` means that it was removed."""
+
+    tenant: str
+    adapter: str
+    alias: str
+    revision_id: str
+
+
+Item = TenantItem | KeyItem | BaseItem | RevisionItem | AliasItem
+
+
+@dataclass(slots=True)
+class CatalogView:
+    """The catalog as far as it has been received."""
+
+    epoch: int = 0
+    synced: bool = False
+    tenants: dict[str, TenantItem] = field(default_factory=dict)
+    keys: dict[str, KeyItem] = field(default_factory=dict)
+    bases: dict[str, BaseItem] = field(default_factory=dict)
+    revisions: dict[str, RevisionItem] = field(default_factory=dict)
+    aliases: dict[tuple[str, str, str], AliasItem] = field(default_factory=dict)
+
+    def apply(self, items: Iterable[Item], *, epoch: int, synced: bool) -> list[RevisionItem]:
+        """Takes a part of the catalog; returns the revisions that are newly REVOKED by it."""
+        revoked = []
+        for item in items:
+            match item:
+                case TenantItem():
+                    self.tenants[item.tenant] = item
+                case KeyItem():
+                    self.keys[item.key_id] = item
+                case BaseItem():
+                    self.bases[item.base_model] = item
+                case RevisionItem():
+                    before = self.revisions.get(item.revision_id)
+                    if item.state == "REVOKED" and (before is None or before.state != "REVOKED"):
+                        revoked.append(item)
+                    self.revisions[item.revision_id] = item
+                case AliasItem():
+                    key = (item.tenant, item.adapter, item.alias)
+                    if item.revision_id:
+                        self.aliases[key] = item
+                    else:
+                        self.aliases.pop(key, None)
+        self.epoch = max(self.epoch, epoch)
+        self.synced = self.synced or synced
+        return revoked
+
+    def replace(self, other: "CatalogView") -> list[RevisionItem]:
+        """Takes over a complete view; returns the revisions that were usable here and are no longer."""
+        gone = [
+            item
+            for item in self.revisions.values()
+            if item.state == "ACTIVE"
+            and (item.revision_id not in other.revisions or other.revisions[item.revision_id].state != "ACTIVE")
+        ]
+        if other.epoch < self.epoch:
+            raise ValueError(f"the catalog went back from epoch {self.epoch} to {other.epoch}")
+        for name in ("epoch", "synced", "tenants", "keys", "bases", "revisions", "aliases"):
+            setattr(self, name, getattr(other, name))
+        return gone
+
+
+def verified_record(item: RevisionItem, trusted: TrustedKeys) -> Record:
+    """Returns the registry's signed record of an ACTIVE revision, checked against the view's item.
+
+    Raises:
+        StatementError: there is no valid record, or it speaks of something else.
+    """
+    record = open_statement(Record, item.record_envelope, trusted)
+    claims = (record.revision_id, record.tenant, record.adapter, record.version, record.weights_digest)
+    shown = (item.revision_id, item.tenant, item.adapter, item.version, item.weights_digest)
+    if claims != shown or record.state != "ACTIVE" or item.state != "ACTIVE":
+        raise StatementError("the record and the catalog disagree")
+    return record

@@ -1,0 +1,136 @@
+"""Keeps a `CatalogView` as new as the registry: watch, apply, reconnect."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import structlog
+
+from loraport.registry.v1 import catalog_service_pb2 as pb
+from loraport.registry.v1 import catalog_service_pb2_grpc as stubs
+from loraport.registry.v1.adapter_service_pb2 import Revision
+from services.shared.catalog import AliasItem, BaseItem, CatalogView, Item, KeyItem, RevisionItem, TenantItem
+
+log = structlog.get_logger()
+
+RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+def from_proto(item: pb.CatalogItem) -> Item | None:
+    """Returns the plain value of an item, None for a kind that this release does not know."""
+    match item.WhichOneof("item"):
+        case "tenant":
+            return TenantItem(item.tenant.tenant, item.tenant.weight, item.tenant.base_allowed)
+        case "key":
+            key = item.key
+            expires = key.expire_time.ToNanoseconds() / 1e9 if key.HasField("expire_time") else None
+            return KeyItem(key.key_id, key.tenant, key.secret_hmac, frozenset(key.scopes), expires, key.revoked)
+        case "base_model":
+            return BaseItem(item.base_model.base_model, item.base_model.base_id)
+        case "revision":
+            revision = item.revision
+            return RevisionItem(
+                revision_id=revision.revision_id,
+                tenant=revision.tenant,
+                adapter=revision.adapter,
+                version=revision.version,
+                state=Revision.State.Name(revision.state).removeprefix("STATE_"),
+                base_model=revision.base_model,
+                weights_digest=revision.weights_digest,
+                size_bytes=revision.size_bytes,
+                max_rank=revision.max_rank,
+                record_envelope=revision.record_envelope,
+                shared_tenants=frozenset(revision.shared_tenants),
+            )
+        case "alias":
+            alias = item.alias
+            return AliasItem(alias.tenant, alias.adapter, alias.alias, alias.revision_id)
+        case _:
+            return None
+
+
+class CatalogClient:
+    """Follows the registry until stopped. `on_gone` hears of revisions that may serve no longer."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        artefacts_only: bool,
+        on_gone: Callable[[list[RevisionItem]], None] = lambda items: None,
+    ) -> None:
+        self.view = CatalogView()
+        self._stub = stubs.CatalogServiceStub(channel)
+        self._artefacts_only = artefacts_only
+        self._on_gone = on_gone
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[int] | None = None
+
+    def start(self) -> None:
+        """Begins to follow, in the running event loop."""
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Stops following; the view stays as it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def wait_synced(self, timeout_s: float) -> bool:
+        """Waits until the view was complete once; False when that took too long."""
+        return await self._wait(lambda: self.view.synced, timeout_s)
+
+    async def catch_up(self, timeout_s: float) -> bool:
+        """Makes the view at least as new as the registry is now; False when the registry did not answer in time.
+
+        Callers at the same moment share one question, so a flood of misses is not a flood of calls.
+        """
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_epoch(timeout_s))
+        try:
+            epoch = await asyncio.shield(self._asking)
+        except grpc.RpcError:
+            return False
+        return await self._wait(lambda: self.view.epoch >= epoch, timeout_s)
+
+    async def _ask_epoch(self, timeout_s: float) -> int:
+        answer = await self._stub.GetEpoch(pb.GetEpochRequest(), timeout=timeout_s)
+        return int(answer.epoch)
+
+    async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(condition)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _follow(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._watch_once()
+                attempt = 0
+            except grpc.RpcError as error:
+                log.warning("catalog watch broke", code=error.code().name)  # type: ignore[attr-defined]
+            except ValueError as error:
+                log.error("catalog refused", why=str(error))
+            await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
+            attempt += 1
+
+    async def _watch_once(self) -> None:
+        """One connection: collect the full state beside the old view, swap it in whole, then apply changes."""
+        incoming: CatalogView | None = CatalogView()
+        async for part in self._stub.Watch(pb.WatchRequest(artefacts_only=self._artefacts_only)):
+            items = [item for item in map(from_proto, part.items) if item is not None]
+            if incoming is not None:
+                incoming.apply(items, epoch=part.epoch, synced=part.synced)
+                gone = self.view.replace(incoming) if part.synced else []
+                incoming = None if part.synced else incoming
+            else:
+                gone = self.view.apply(items, epoch=part.epoch, synced=part.synced)
+            if gone:
+                self._on_gone(gone)
+            async with self._changed:
+                self._changed.notify_all()

@@ -1,0 +1,65 @@
+"""The life of a service process: read the configuration, serve, drain on SIGTERM, exit.
+
+Exit codes: 0 after a drain, 2 when the configuration or an address cannot be used, 1 on a fault.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import structlog
+
+from services.shared import telemetry
+from services.shared.config import ConfigError, load_config
+
+log = structlog.get_logger()
+
+C = TypeVar("C")
+
+
+class Service(Protocol):
+    """What `main` needs of a service."""
+
+    async def start(self) -> None:
+        """Binds the addresses and serves; returns once health says SERVING."""
+
+    async def stop(self) -> None:
+        """Drains and releases everything."""
+
+    async def failed(self) -> None:
+        """Returns when the service cannot go on; never returns otherwise."""
+
+
+def main(name: str, config_type: type[C], build: Callable[[C], Awaitable[Service]]) -> int:
+    """Runs the service `name` until SIGTERM or SIGINT; returns the process's exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
+    parser.add_argument("--config", required=True, help="JSON file with the fields of the service's config class")
+    options = parser.parse_args()
+    telemetry.setup(name)
+    try:
+        config = load_config(config_type, options.config)
+        return asyncio.run(_run(name, config, build))
+    except (ConfigError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person reads
+        return 2
+
+
+async def _run(name: str, config: C, build: Callable[[C], Awaitable[Service]]) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    service = await build(config)
+    await service.start()
+    log.info("serving", service=name)
+    stopping = asyncio.create_task(stop.wait())
+    failing = asyncio.create_task(service.failed())
+    await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+    failed = failing.done()
+    for task in (stopping, failing):
+        task.cancel()
+    await service.stop()
+    return 1 if failed else 0
