@@ -23,13 +23,15 @@ class StrictJsonError(ValueError):
     """JSON that is malformed, ambiguous or too large to be worth reading.
 
     `code` is one of NOT_UTF8, NOT_JSON, DUPLICATE_KEY, TOO_LARGE, TOO_DEEP, NON_FINITE_NUMBER,
-    NUMBER_RANGE, FLOAT_NOT_ALLOWED, LONE_SURROGATE. `detail` is one line for a person.
+    NUMBER_RANGE, FLOAT_NOT_ALLOWED, LONE_SURROGATE. `detail` is one line for a person; `subject`
+    is the key that occurs twice, or empty.
     """
 
-    def __init__(self, code: str, detail: str) -> None:
+    def __init__(self, code: str, detail: str, subject: str = "") -> None:
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
+        self.subject = subject
 
 
 def canonical(value: Any) -> bytes:
@@ -103,7 +105,7 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise StrictJsonError("DUPLICATE_KEY", f"the key {twice!r:.300} occurs twice in one object")
+        raise StrictJsonError("DUPLICATE_KEY", f"the key {twice!r:.300} occurs twice in one object", twice)
     return result
 
 

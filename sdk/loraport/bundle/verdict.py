@@ -42,7 +42,10 @@ class Limits:
     # The dtype the weights are cast to on the device; None when any of the three may be chosen later.
     serving_dtype: str | None = None
     # Violations beyond this number are counted, not listed.
-    max_listed: int = 200
+    max_listed: int = 1000
+
+
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
