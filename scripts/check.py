@@ -1,0 +1,72 @@
+"""Everything that can be said about the code without running the services: format, lint, types, stubs, walls, docs.
+
+`python scripts/check.py` runs all of it and exits 1 when something fails; `--list` prints the steps.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What a strict type checker must accept: the shared rooms and everything pure.
+TYPED = (
+    "sdk/loraport/bundle",
+    "services/shared",
+    "services/registry/catalog.py",
+    "services/registry/lifecycle.py",
+    "services/loader/host_tier.py",
+    "services/loader/stages.py",
+    "services/router/catalog_view.py",
+    "services/router/fair_queue.py",
+    "services/router/fleet_view.py",
+    "services/router/placement.py",
+    "services/router/validate.py",
+    "services/executor/adapter_pool.py",
+    "services/executor/eviction.py",
+    "services/executor/intake.py",
+    "services/executor/kv_blocks.py",
+    "services/executor/plan.py",
+    "services/executor/request.py",
+    "services/executor/scheduler.py",
+)
+
+STEPS: dict[str, tuple[str, ...]] = {
+    "format": ("ruff", "format", "--check", "."),
+    "lint": ("ruff", "check", "."),
+    "types": ("mypy", *TYPED),
+    "stubs": ("scripts/gen_protos.py", "--check"),
+}
+TESTS: dict[str, tuple[str, ...]] = {
+    "walls and documents": ("pytest", "-q", "--no-header", "tests/architecture", "tests/docs", "-k", "not habits"),
+}
+
+
+def command(step: tuple[str, ...]) -> list[str]:
+    """Returns the argument vector of a step, run by this interpreter."""
+    name, *rest = step
+    return [sys.executable, name, *rest] if name.endswith(".py") else [sys.executable, "-m", name, *rest]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="print the steps and exit")
+    if parser.parse_args().list:
+        print("\n".join([*STEPS, *TESTS]))
+        return 0
+    failed = []
+    for name, step in {**STEPS, **TESTS}.items():
+        started = time.monotonic()
+        done = subprocess.run(command(step), cwd=ROOT, capture_output=True, text=True, check=False)
+        good = done.returncode == 0
+        print(f"{'ok  ' if good else 'FAIL'} {name} ({time.monotonic() - started:.1f} s)", flush=True)
+        if not good:
+            failed.append(name)
+            print((done.stdout + done.stderr).strip())
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
