@@ -38,12 +38,14 @@ def make_ca(common_name: str, *, days: int = 3650) -> Pair:
 def make_leaf(
     ca: tuple[bytes, bytes],
     *,
-    uri: str,
+    uri: str | Sequence[str],
     dns: Sequence[str] = ("localhost",),
     ips: Sequence[str] = ("127.0.0.1",),
     days: int = 365,
 ) -> Pair:
     """Returns a leaf issued by `ca` (certificate, key) whose one URI SAN is `uri`; it may serve and call.
+
+    A fleet only ever makes leaves with one URI; tests make others, to see them refused.
 
     Raises:
         ValueError: `ca` is not a pair of PEM documents, or an entry of `ips` is no address.
@@ -53,11 +55,12 @@ def make_leaf(
     if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
         raise ValueError("the CA's key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
+    uris = (uri,) if isinstance(uri, str) else tuple(uri)
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(value) for value in uris]
     names += [x509.DNSName(host) for host in dns]
     names += [x509.IPAddress(ipaddress.ip_address(address)) for address in ips]
     builder = (
-        _builder(_name(uri.rsplit("/", 1)[-1]), issuer.subject, key.public_key(), days)
+        _builder(_name(uris[0].rsplit("/", 1)[-1] if uris else "nobody"), issuer.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(sign_certificates=False), critical=True)
         .add_extension(
@@ -118,7 +121,5 @@ def _finish(
     certificate = builder.sign(signer, hashes.SHA256())
     return Pair(
         certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
