@@ -1,0 +1,76 @@
+"""The router's configuration."""
+
+from dataclasses import dataclass
+
+from services.shared.rpc.channels import TlsFiles
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorAddress:
+    """An executor that the router may send to: its name, where it listens, the id of its base model."""
+
+    name: str
+    address: str
+    base_model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """What one router needs to know. Addresses are `host:port`, times are seconds."""
+
+    # The door for end users: TLS, API keys.
+    user_address: str
+    # The admin plane: mTLS, admin identities.
+    admin_address: str
+    registry_address: str
+    # May be empty; executors need not be up.
+    executors: tuple[ExecutorAddress, ...]
+    # Base model id → directory with its tokenizer.json and tokenizer_config.json.
+    tokenizers: dict[str, str]
+    tls: TlsFiles
+    # Public keys of the fleet's roles, see services/shared/trust.py.
+    trust_dir: str
+    # Ed25519 private key (PEM) that signs tickets.
+    signing_key: str
+    # Secret under which API keys are hashed, shared with the registry; the file's bytes without outer white space.
+    pepper_file: str
+    # The notice board; empty for none. Losing it only makes residency up to `poll_interval_s` older.
+    valkey_url: str = ""
+    # Most requests of one tenant that wait, and that run at once.
+    max_queued: int = 256
+    max_running: int = 64
+    # Longest stay in a queue, then OVERLOADED.
+    queue_residence_s: float = 30.0
+    # How long a request waits while no executor of its base serves, then EXECUTOR_UNAVAILABLE.
+    executor_wait_s: float = 2.0
+    # Most requests sent to one executor and not ended; what is over it waits here, where it is ordered fairly.
+    executor_window: int = 32
+    # Limits of a request, besides the model's context.
+    max_prompt_tokens: int = 131_072
+    max_tokens: int = 4096
+    # Longest life of a request, whatever its deadline.
+    max_request_s: float = 600.0
+    # Nominal cost of a token, for fairness only: milliseconds of work.
+    prefill_ms_per_token: float = 1.0
+    decode_ms_per_token: float = 2.0
+    # How often every executor is asked for its state.
+    poll_interval_s: float = 1.0
+    # How long running requests may take to end when the router stops.
+    drain_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        names = [executor.name for executor in self.executors]
+        if len(set(names)) != len(names):
+            raise ValueError("two executors have the same name")
+        unknown = sorted({executor.base_model for executor in self.executors} - set(self.tokenizers))
+        if unknown:
+            raise ValueError(f"no tokenizer directory for the base model {unknown[0]!r} of an executor")
+        for name in ("max_queued", "max_running", "executor_window", "max_prompt_tokens", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        for name in ("queue_residence_s", "max_request_s", "poll_interval_s", "decode_ms_per_token"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+        for name in ("executor_wait_s", "drain_s", "prefill_ms_per_token"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative")
