@@ -38,6 +38,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "lint": ("ruff", "check", "."),
     "types": ("mypy", *TYPED),
     "stubs": ("scripts/gen_protos.py", "--check"),
+    "error pages": ("scripts/gen_docs.py", "--check"),
 }
 TESTS: dict[str, tuple[str, ...]] = {
     "walls and documents": ("pytest", "-q", "--no-header", "tests/architecture", "tests/docs", "-k", "not habits"),

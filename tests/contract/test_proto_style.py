@@ -1,4 +1,4 @@
-"""The contract's own rules: every element documented, names and numbers as docs/api.md promises."""
+"""The contract's own rules: every element documented, names and numbers by one rule."""
 
 import importlib.resources
 import re
