@@ -6,6 +6,7 @@ tenant, base, scale or byte of weights is another revision.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from loraport.bundle.base import BaseSpec
@@ -22,14 +23,21 @@ def alpha_text(alpha: int | float) -> str:
     return str(int(alpha)) if float(alpha).is_integer() else repr(float(alpha))
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsFacts:
+    """The weights file: its digest, its size in bytes, and the dtype of its tensors."""
+
+    digest: str
+    size: int
+    dtype: str
+
+
 def build_identity(
+    weights: WeightsFacts,
+    modules: Sequence[ModuleEntry],
     *,
     tenant: str,
     base: BaseSpec,
-    weights_digest: str,
-    weights_size: int,
-    modules: Sequence[ModuleEntry],
-    dtype: str,
     training: Mapping[str, str],
 ) -> dict[str, Any]:
     """Returns the identity document of a verified bundle. `modules` may come in any order."""
@@ -37,9 +45,9 @@ def build_identity(
         "schema": SCHEMA,
         "tenant": tenant,
         "base": base.digests(),
-        "weights": {"sha256": parse_digest(weights_digest), "size_bytes": weights_size},
+        "weights": {"sha256": parse_digest(weights.digest), "size_bytes": weights.size},
         "modules": [module_to_json(module) for module in sorted(modules, key=lambda module: module.path)],
-        "dtype": dtype,
+        "dtype": weights.dtype,
         "naming": NAMING,
         "activation": {"mode": "always"},
         "training": dict(training),

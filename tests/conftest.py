@@ -1,0 +1,30 @@
+"""Fixtures that several rooms of the suite share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAKE_CASES = ROOT.parent / "shared" / "cases" / "make_cases.py"
+
+
+@pytest.fixture(scope="session")
+def cases_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bases, bundles and expected answers, generated once per session; skips where the generator is absent."""
+    if not MAKE_CASES.is_file():
+        pytest.skip(f"the adapter cases need {MAKE_CASES}, which is not here")
+    folder = tmp_path_factory.mktemp("cases")
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(MAKE_CASES), "--out", str(folder)],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"make_cases.py failed:\n{done.stdout}\n{done.stderr}"
+    return folder
