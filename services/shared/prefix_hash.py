@@ -4,9 +4,9 @@ A block's name commits to everything that shaped its contents: the base, the ada
 salt, every token before the block and the tokens in it. Two blocks with one name hold the same numbers, and a
 name made for one revision or tenant can never be met by another: the chain starts from them.
 
-Every input is length-prefixed and every use has its own domain tag, so no two different inputs
-are ever the same bytes to the hash. The golden vector in `tests/unit/shared/test_prefix_hash.py` fixes the result; a change
-of it is a change of the contract between router and executor.
+Every input is length-prefixed and every use has its own domain tag, so no two different inputs are ever the same bytes
+to the hash. The golden vector in `tests/unit/shared/test_prefix_hash.py` fixes the result; changing it changes the
+contract between router and executor.
 """
 
 import hashlib

@@ -1,0 +1,258 @@
+"""Accounting of the rank-paged adapter pool: which revision owns which pages, and who may still use them.
+
+A page holds `page_rows` rank rows of every target module of every layer; a revision of rank r owns
+ceil(r / page_rows) pages. The device side (engine/device_pool.py) holds the numbers, this file holds the rules.
+
+A revision is LOADING (pages reserved, being written), READY (may be leased) or DRAINING (no new leases; its pages go
+when the last lease ends). Pages that lost their owner are *dirty* until the device has scrubbed them.
+
+Invariants, kept by `check()`:
+ 1. Every page is in exactly one of: clean, dirty, owned by one revision.
+ 2. A page owned by a leased revision never changes owner.
+ 3. Only READY and DRAINING revisions have leases; a DRAINING one has at least one.
+ 4. Lease ids are unique, and each is released exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from services.executor.eviction import EvictionPolicy
+from services.executor.request import RefusalReason, Refused
+
+
+class Berth(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class _Resident:
+    pages: tuple[int, ...]
+    rank: int
+    cost_ms: float
+    state: Berth = Berth.LOADING
+    leases: set[int] = field(default_factory=set)
+    pinned: bool = False
+    loaded_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """One revision on the device, as reported."""
+
+    revision_id: str
+    state: Berth
+    pages: tuple[int, ...]
+    size_bytes: int
+    rank: int
+    leases: int
+    pinned: bool
+    load_ms: float
+
+
+class AdapterPool:
+    """Pages, owners and leases. Not thread-safe: the engine guards it with its lock."""
+
+    def __init__(self, page_count: int, *, page_rows: int, page_bytes: int, policy: EvictionPolicy) -> None:
+        if page_count < 0 or page_rows < 1 or page_bytes < 1:
+            raise ValueError("page_rows and page_bytes are positive, page_count is not negative")
+        self.page_count = page_count
+        self.page_rows = page_rows
+        self.page_bytes = page_bytes
+        self._policy = policy
+        self._clean: list[int] = list(range(page_count))
+        self._dirty: list[int] = []
+        self._residents: dict[str, _Resident] = {}
+        self._lease_owner: dict[int, str] = {}
+        self._next_lease = 1
+        self._refused: set[str] = set()
+        self.evictions = 0
+        self.changes = 0
+
+    def pages_for(self, rank: int) -> int:
+        """Return how many pages a revision of this rank takes."""
+        return -(-rank // self.page_rows)
+
+    def state(self, revision_id: str) -> Berth | None:
+        """Return where the revision stands, None when it is not on the device."""
+        resident = self._residents.get(revision_id)
+        return resident.state if resident else None
+
+    def pages(self, revision_id: str) -> tuple[int, ...]:
+        """Return the revision's pages in rank order. Raises KeyError when it is not on the device."""
+        return self._residents[revision_id].pages
+
+    def reserve(self, revision_id: str, *, rank: int, cost_ms: float = 0.0) -> tuple[int, ...] | None:
+        """Give a new revision its pages, evicting unleased ones by policy when needed.
+
+        Returns None when room must wait: for leases to end, or for evicted pages to be scrubbed
+        (`take_dirty`, then try again).
+
+        Raises:
+            Refused: ADAPTER_TOO_LARGE (never fits), or REVOKED.
+            ValueError: the revision is on the device already.
+        """
+        if revision_id in self._residents:
+            raise ValueError(f"{revision_id} is on the device already")
+        if revision_id in self._refused:
+            raise Refused(RefusalReason.REVOKED, f"{revision_id} may not be loaded")
+        need = self.pages_for(rank)
+        if rank < 1 or need > self.page_count:
+            raise Refused(
+                RefusalReason.ADAPTER_TOO_LARGE, f"rank {rank} takes {need} pages of the pool's {self.page_count}"
+            )
+        if len(self._clean) < need:
+            self._make_room(need - len(self._clean) - len(self._dirty))
+            return None
+        self._clean.sort()
+        pages = _pick_run(self._clean, need)
+        taken = set(pages)
+        self._clean = [page for page in self._clean if page not in taken]
+        self._residents[revision_id] = _Resident(pages, rank, cost_ms)
+        self.changes += 1
+        return pages
+
+    def _make_room(self, need: int) -> None:
+        while need > 0:
+            idle = [k for k, r in self._residents.items() if r.state is Berth.READY and not r.leases and not r.pinned]
+            if sum(len(self._residents[k].pages) for k in idle) < need:
+                return  # Evicting would cost residents and still not make room: wait for leases instead.
+            key = self._policy.victim(idle)
+            self._policy.evicted(key)
+            self.evictions += 1
+            need -= len(self._residents[key].pages)
+            self._free(key)
+
+    def _free(self, revision_id: str) -> None:
+        self._dirty.extend(self._residents.pop(revision_id).pages)
+        self.changes += 1
+
+    def ready(self, revision_id: str, *, now: float, load_ms: float) -> None:
+        """Mark a LOADING revision as usable. Raises ValueError in any other state."""
+        resident = self._in(revision_id, Berth.LOADING)
+        resident.state = Berth.READY
+        self.changes += 1
+        resident.loaded_at = now
+        resident.cost_ms = load_ms
+        self._accessed(revision_id, resident, now)
+
+    def abort(self, revision_id: str) -> None:
+        """Give up a LOADING revision; its pages become dirty. Raises ValueError in any other state."""
+        self._in(revision_id, Berth.LOADING)
+        self._free(revision_id)
+
+    def lease(self, revision_id: str, *, now: float) -> int | None:
+        """Take a lease on a READY revision and return its id; None when it is not READY."""
+        resident = self._residents.get(revision_id)
+        if resident is None or resident.state is not Berth.READY:
+            return None
+        lease, self._next_lease = self._next_lease, self._next_lease + 1
+        resident.leases.add(lease)
+        self._lease_owner[lease] = revision_id
+        self._accessed(revision_id, resident, now)
+        return lease
+
+    def release(self, lease: int) -> str | None:
+        """End a lease. Returns the revision id when it was the last of a DRAINING one, whose pages are dirty now.
+
+        Raises:
+            ValueError: the lease is unknown or was released before.
+        """
+        revision_id = self._lease_owner.pop(lease, None)
+        if revision_id is None:
+            raise ValueError(f"lease {lease} is not held")
+        resident = self._residents[revision_id]
+        resident.leases.remove(lease)
+        if resident.state is Berth.DRAINING and not resident.leases:
+            self._policy.removed(revision_id)
+            self._free(revision_id)
+            return revision_id
+        return None
+
+    def drain(self, revision_id: str) -> bool:
+        """Allow no new leases; free the pages now, or with the last lease.
+
+        Returns whether the revision is off the device already. A LOADING one is aborted.
+        """
+        resident = self._residents.get(revision_id)
+        if resident is None:
+            return True
+        if resident.leases:
+            resident.state = Berth.DRAINING
+            self.changes += 1
+            return False
+        self._policy.removed(revision_id)
+        self._free(revision_id)
+        return True
+
+    def refuse(self, revision_id: str) -> None:
+        """Never reserve pages for this revision again (it was revoked)."""
+        self._refused.add(revision_id)
+
+    def pin(self, revision_id: str, *, pinned: bool) -> None:
+        """Keep a resident revision from eviction, or allow it again. Raises KeyError when it is not on the device."""
+        self._residents[revision_id].pinned = pinned
+
+    def take_dirty(self) -> tuple[int, ...]:
+        """Return the pages that the device must scrub now."""
+        return tuple(self._dirty)
+
+    def scrubbed(self, pages: Iterable[int]) -> None:
+        """Make dirty pages clean again. Raises ValueError for a page that was not dirty."""
+        for page in pages:
+            self._dirty.remove(page)
+            self._clean.append(page)
+
+    def residents(self) -> tuple[Residency, ...]:
+        """Return every revision on the device, ordered by id."""
+        return tuple(
+            Residency(
+                revision_id=key,
+                state=r.state,
+                pages=r.pages,
+                size_bytes=len(r.pages) * self.page_bytes,
+                rank=r.rank,
+                leases=len(r.leases),
+                pinned=r.pinned,
+                load_ms=r.cost_ms,
+            )
+            for key, r in sorted(self._residents.items())
+        )
+
+    @property
+    def free_pages(self) -> int:
+        """Pages without an owner, clean or waiting to be scrubbed."""
+        return len(self._clean) + len(self._dirty)
+
+    def _accessed(self, revision_id: str, resident: _Resident, now: float) -> None:
+        size = len(resident.pages) * self.page_bytes
+        self._policy.accessed(revision_id, now=now, size_bytes=size, cost_ms=resident.cost_ms)
+
+    def _in(self, revision_id: str, state: Berth) -> _Resident:
+        resident = self._residents.get(revision_id)
+        if resident is None or resident.state is not state:
+            raise ValueError(f"{revision_id} is {resident.state if resident else 'absent'}, not {state}")
+        return resident
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant of this module does not hold."""
+        owned = [page for r in self._residents.values() for page in r.pages]
+        assert sorted(self._clean + self._dirty + owned) == list(range(self.page_count)), "a page is lost or held twice"
+        for key, resident in self._residents.items():
+            assert not (resident.state is Berth.LOADING and resident.leases), f"{key} is leased while loading"
+            assert resident.state is not Berth.DRAINING or resident.leases, f"{key} drains without leases"
+            assert len(resident.pages) == self.pages_for(resident.rank), f"{key} has the wrong number of pages"
+            assert all(self._lease_owner.get(lease) == key for lease in resident.leases), f"{key} has a stray lease"
+        assert len(self._lease_owner) == sum(len(r.leases) for r in self._residents.values()), "a lease is lost"
+
+
+def _pick_run(clean: list[int], need: int) -> tuple[int, ...]:
+    """Return `need` of the sorted clean pages, adjacent ones where there is such a run: a view instead of a copy."""
+    for start in range(len(clean) - need + 1):
+        if clean[start + need - 1] - clean[start] == need - 1:
+            return tuple(clean[start : start + need])
+    return tuple(clean[:need])

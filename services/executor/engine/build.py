@@ -1,0 +1,96 @@
+"""Puts an engine together for a loaded decoder, from budgets in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.executor.adapter_pool import AdapterPool
+from services.executor.engine.device_pool import DevicePool, page_bytes
+from services.executor.engine.loop import Engine, EngineOptions
+from services.executor.engine.runner import Runner
+from services.executor.eviction import make_policy
+from services.executor.kv_blocks import BlockPool
+from services.executor.model.attention import KvCache
+from services.executor.model.interface import Decoder
+from services.executor.scheduler import Scheduler, SchedulerLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """What the engine may take.
+
+    `kv_bytes` and `pool_bytes` are budgets of the device's memory; `block_size` is tokens per KV block, `page_rows`
+    rank rows per adapter page. `poison` fills freed blocks and pages with NaN (tests).
+    """
+
+    kv_bytes: int = 256 * 2**20
+    pool_bytes: int = 512 * 2**20
+    block_size: int = 16
+    page_rows: int = 8
+    max_rows: int = 64
+    max_step_tokens: int = 512
+    max_waiting: int = 1024
+    eviction: str = "gdsf-d"
+    poison: bool = False
+
+
+def build_engine(
+    decoder: Decoder,
+    *,
+    base_digest: str,
+    sizes: EngineSizes,
+    clock: Callable[[], float],
+    options: EngineOptions | None = None,
+    on_fault: Callable[[BaseException], None] = lambda error: None,
+) -> Engine:
+    """Return an engine that has not started.
+
+    Raises:
+        ValueError: a budget that does not hold one block or one page, or a limit below 1.
+    """
+    info = decoder.info
+    block_bytes = 2 * info.layers * sizes.block_size * info.kv_heads * info.head_dim * info.dtype.itemsize
+    block_count = sizes.kv_bytes // block_bytes
+    one_page = page_bytes(decoder.groups, rows_per_page=sizes.page_rows, dtype=info.dtype)
+    page_count = sizes.pool_bytes // one_page
+    if block_count < 2 or page_count < 1:
+        raise ValueError(
+            f"the budgets hold {block_count} blocks of {block_bytes} B, {page_count} pages of {one_page} B"
+        )
+    cache = KvCache(
+        layers=info.layers,
+        blocks=block_count,
+        block_size=sizes.block_size,
+        kv_heads=info.kv_heads,
+        head_dim=info.head_dim,
+        dtype=info.dtype,
+        poison=sizes.poison,
+    )
+    pool = DevicePool(
+        decoder.groups,
+        page_count=page_count,
+        rows_per_page=sizes.page_rows,
+        dtype=info.dtype,
+        poison=sizes.poison,
+    )
+    limits = SchedulerLimits(
+        max_rows=sizes.max_rows,
+        max_step_tokens=max(sizes.max_step_tokens, sizes.max_rows),
+        max_context=info.max_context,
+        max_waiting=sizes.max_waiting,
+    )
+    scheduler = Scheduler(
+        limits,
+        BlockPool(block_count, block_size=sizes.block_size),
+        base_digest=base_digest,
+        vocab_size=info.vocab_size,
+        eos_ids=info.eos_ids,
+    )
+    adapters = AdapterPool(
+        page_count, page_rows=sizes.page_rows, page_bytes=one_page, policy=make_policy(sizes.eviction)
+    )
+    runner = Runner(decoder, pool=pool, cache=cache)
+    return Engine(
+        runner=runner, scheduler=scheduler, adapters=adapters, clock=clock, options=options, on_fault=on_fault
+    )

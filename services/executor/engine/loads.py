@@ -1,0 +1,150 @@
+"""Loads in progress: pages reserved, then written in bounded pieces between steps, so that no running row waits.
+
+Owned by the device thread, except that the pool's accounting is guarded by the engine's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from services.executor.adapter_pool import AdapterPool, Berth
+from services.executor.engine.device_pool import DevicePool
+from services.executor.engine.staging import Staged
+from services.executor.request import RefusalReason, Refused
+
+
+class Lease:
+    """Keeps a revision on the device until `release`, which counts once however often it is called."""
+
+    __slots__ = ("_release", "revision_id")
+
+    def __init__(self, revision_id: str, release: Callable[[], None]) -> None:
+        self.revision_id = revision_id
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+@dataclass(slots=True)
+class _Load:
+    staged: Staged
+    asked_at: float
+    waiters: list[Future[Lease]] = field(default_factory=list)
+    pages: tuple[int, ...] | None = None
+    writer: Iterator[int] | None = None
+
+
+class Loads:
+    """First come, first served; one load per revision whoever asks."""
+
+    def __init__(
+        self,
+        adapters: AdapterPool,
+        device: DevicePool,
+        *,
+        lock: threading.RLock,
+        make_lease: Callable[[str], Lease | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._adapters = adapters
+        self._device = device
+        self._lock = lock
+        self._make_lease = make_lease
+        self._clock = clock
+        self._queue: dict[str, _Load] = {}
+        self.done = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue)
+
+    @property
+    def writing(self) -> bool:
+        """A load has its pages: there is copying to do."""
+        return any(load.writer is not None for load in self._queue.values())
+
+    def add(self, staged: Staged, waiter: Future[Lease]) -> None:
+        """Queue a load, or join the one in progress. A resident revision is leased at once."""
+        lease = self._make_lease(staged.revision_id)
+        if lease is not None:
+            _answer(waiter, lease)
+            return
+        load = self._queue.setdefault(staged.revision_id, _Load(staged, self._clock()))
+        load.waiters.append(waiter)
+
+    def advance(self, budget_bytes: int) -> None:
+        """Reserve pages for loads that can have them, then copy up to about `budget_bytes`."""
+        for revision_id, load in list(self._queue.items()):
+            if load.pages is None:
+                self._reserve(revision_id, load)
+        for revision_id, load in list(self._queue.items()):
+            if load.writer is None or budget_bytes <= 0:
+                continue
+            for copied in load.writer:
+                budget_bytes -= copied
+                if budget_bytes <= 0:
+                    break
+            else:
+                self._finish(revision_id, load)
+
+    def _reserve(self, revision_id: str, load: _Load) -> None:
+        if all(waiter.cancelled() for waiter in load.waiters):
+            del self._queue[revision_id]
+            return
+        try:
+            with self._lock:
+                if self._adapters.state(revision_id) is Berth.DRAINING:
+                    return
+                load.pages = self._adapters.reserve(revision_id, rank=load.staged.rank)
+        except Refused as refusal:
+            self._fail(revision_id, refusal)
+            return
+        if load.pages is not None:
+            self._device.prepare(load.pages)
+            load.writer = self._device.write(load.staged, load.pages)
+
+    def _finish(self, revision_id: str, load: _Load) -> None:
+        assert load.pages is not None
+        self._device.bind(load.staged, load.pages)
+        now = self._clock()
+        with self._lock:
+            self._adapters.ready(revision_id, now=now, load_ms=(now - load.asked_at) * 1000.0)
+        del self._queue[revision_id]
+        self.done += 1
+        for waiter in load.waiters:
+            lease = self._make_lease(revision_id)
+            assert lease is not None
+            _answer(waiter, lease)
+
+    def _fail(self, revision_id: str, error: Exception) -> None:
+        for waiter in self._queue.pop(revision_id).waiters:
+            if waiter.set_running_or_notify_cancel():
+                waiter.set_exception(error)
+
+    def stop(self, revision_id: str, reason: RefusalReason) -> None:
+        """Give up a queued or half-written load; its waiters get Refused(reason)."""
+        load = self._queue.get(revision_id)
+        if load is None:
+            return
+        if load.pages is not None:
+            with self._lock:
+                self._adapters.abort(revision_id)
+        self._fail(revision_id, Refused(reason, f"the load of {revision_id} was stopped"))
+
+    def stop_all(self, reason: RefusalReason) -> None:
+        """Give up every load."""
+        for revision_id in list(self._queue):
+            self.stop(revision_id, reason)
+
+
+def _answer(waiter: Future[Lease], lease: Lease) -> None:
+    if waiter.set_running_or_notify_cancel():
+        waiter.set_result(lease)
+    else:
+        lease.release()

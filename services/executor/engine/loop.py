@@ -1,0 +1,356 @@
+"""The engine: one device thread that repeats plan, run, commit. Everything else hands it commands.
+
+    commands -> scrub freed pages -> advance loads (bounded) -> plan -> run -> commit -> events to their sinks
+
+Public methods may be called from any thread. Sinks are called on the device thread and must not block. A request that
+`submit` accepted ends with exactly one Ended event; its lease is released before that event is delivered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from services.executor.adapter_pool import AdapterPool, Residency
+from services.executor.engine.loads import Lease, Loads
+from services.executor.engine.runner import Runner
+from services.executor.engine.staging import Staged
+from services.executor.plan import Plan
+from services.executor.request import Ended, Event, FinishReason, RefusalReason, Refused, RequestSpec
+from services.executor.scheduler import Scheduler
+
+_T = TypeVar("_T")
+Sink = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """`load_bytes_per_step` bounds the copying to pages between two steps while requests run.
+
+    `check_every_step` verifies all books after every step (tests)."""
+
+    load_bytes_per_step: int = 8 * 2**20
+    check_every_step: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """A snapshot. Pages of `page_bytes` each; KV counts are blocks; `changes` counts changes of what is resident."""
+
+    failed: bool
+    draining: bool
+    open_requests: int
+    running: int
+    waiting: int
+    pending_loads: int
+    kv_free: int
+    kv_cached: int
+    kv_total: int
+    residents: tuple[Residency, ...]
+    free_pages: int
+    page_count: int
+    page_bytes: int
+    changes: int
+    steps: int
+    tokens_out: int
+    preemptions: int
+    evictions: int
+    loads_done: int
+
+
+@dataclass(slots=True)
+class _Open:
+    sink: Sink
+    lease: Lease | None
+
+
+class Engine:
+    """Owns scheduler, runner and pools from `start` to `close`."""
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        scheduler: Scheduler,
+        adapters: AdapterPool,
+        clock: Callable[[], float],
+        options: EngineOptions | None = None,
+        on_fault: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._adapters = adapters
+        self._clock = clock
+        self._options = options or EngineOptions()
+        self._on_fault = on_fault
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._open: dict[str, _Open] = {}
+        self._loads = Loads(adapters, runner.pool, lock=self._lock, make_lease=self.acquire, clock=clock)
+        self._thread: threading.Thread | None = None
+        self._stirred = False
+        self._stopping = self._draining = self._failed = False
+        self._steps = self._tokens_out = 0
+
+    @property
+    def max_length(self) -> int:
+        """Longest prompt plus output of one request, in tokens."""
+        return self._scheduler.max_length
+
+    def start(self) -> None:
+        """Start the device thread. Raises RuntimeError when it was started before."""
+        if self._thread is not None:
+            raise RuntimeError("the engine was started before")
+        self._thread = threading.Thread(target=self._run, name="loraport-device", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End what runs with DRAINING, stop the device thread and wait for it. Idempotent."""
+        with self._wake:
+            self._stopping = self._draining = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def submit(self, spec: RequestSpec, sink: Sink) -> None:
+        """Accept one sequence; `sink` then gets Started?, Tokens*, Ended. Takes its own lease on the revision.
+
+        Raises:
+            Refused: an argument is out of range, or DUPLICATE_REQUEST, QUEUE_FULL, DRAINING, NOT_RESIDENT.
+        """
+        self._scheduler.validate(spec)
+        with self._lock:
+            if self._draining or self._failed:
+                raise Refused(RefusalReason.DRAINING, "the executor accepts no more requests")
+            if spec.request_id in self._open:
+                raise Refused(RefusalReason.DUPLICATE_REQUEST, f"request {spec.request_id} is running")
+            if len(self._open) >= self._scheduler.limits.max_waiting:
+                raise Refused(RefusalReason.QUEUE_FULL, f"{len(self._open)} requests are open")
+            lease = None
+            if spec.revision_id is not None:
+                lease = self.acquire(spec.revision_id)
+                if lease is None:
+                    raise Refused(RefusalReason.NOT_RESIDENT, f"{spec.revision_id} is not on the device")
+            self._open[spec.request_id] = _Open(sink, lease)
+            self._post(lambda: self._scheduler.submit(spec, now=self._clock()))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with CANCELLED before the step after the running one. Unknown and ended ones are ignored."""
+        self._post(lambda: self._end(request_id, FinishReason.CANCELLED))
+
+    def acquire(self, revision_id: str) -> Lease | None:
+        """Return a lease on a READY revision, None when it must be loaded first."""
+        with self._lock:
+            number = self._adapters.lease(revision_id, now=self._clock())
+            return None if number is None else Lease(revision_id, lambda: self._release(number))
+
+    def load(self, staged: Staged) -> Future[Lease]:
+        """Bring a revision to the device; the future gives a lease that its owner must release.
+
+        Fails with Refused: ADAPTER_TOO_LARGE, REVOKED, DRAINING. Waits for room while all pages are leased; cancel the
+        future to stop waiting.
+        """
+        waiter: Future[Lease] = Future()
+        with self._lock:
+            if self._draining or self._failed:
+                raise Refused(RefusalReason.DRAINING, "the executor accepts no more loads")
+            self._post(lambda: self._loads.add(staged, waiter))
+        return waiter
+
+    def evict(self, revision_id: str) -> Future[int | None]:
+        """Allow no new leases and free the pages with the last one.
+
+        Gives the number of leases that still hold it, 0 when it is off the device; None when it was not on it.
+        """
+        return self._ask(lambda: self._evict(revision_id))
+
+    def revoke(self, revision_id: str) -> Future[None]:
+        """End every request of a revision with REVOKED, erase its pages and cached keys, refuse it from now on."""
+        with self._lock:
+            self._adapters.refuse(revision_id)
+        return self._ask(lambda: self._revoke(revision_id))
+
+    def drain(self) -> None:
+        """Accept no further request and no further load; what runs goes on."""
+        with self._lock:
+            self._draining = True
+
+    def state(self) -> EngineState:
+        """Return a snapshot of the books."""
+        with self._lock:
+            kv = self._scheduler.blocks.counts()
+            return EngineState(
+                failed=self._failed,
+                draining=self._draining,
+                open_requests=len(self._open),
+                running=self._scheduler.running,
+                waiting=self._scheduler.waiting,
+                pending_loads=self._loads.pending,
+                kv_free=kv.free,
+                kv_cached=kv.cached,
+                kv_total=self._scheduler.blocks.block_count - 1,
+                residents=self._adapters.residents(),
+                free_pages=self._adapters.free_pages,
+                page_count=self._adapters.page_count,
+                page_bytes=self._adapters.page_bytes,
+                changes=self._adapters.changes,
+                steps=self._steps,
+                tokens_out=self._tokens_out,
+                preemptions=self._scheduler.preemptions,
+                evictions=self._adapters.evictions,
+                loads_done=self._loads.done,
+            )
+
+    def step(self) -> bool:
+        """Do one turn of the loop: the device thread's, or a test's that did not `start`.
+
+        Returns whether a plan was computed.
+        """
+        with self._lock:
+            commands, self._inbox = self._inbox, deque()
+            self._stirred = False
+        for command in commands:
+            command()
+        self._scrub()
+        self._loads.advance(self._load_budget())
+        self._scrub()
+        computed = self._compute()
+        if self._options.check_every_step:
+            with self._lock:
+                self._scheduler.check()
+                self._adapters.check()
+        return computed
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    while not (self._stopping or self._inbox or self._busy()):
+                        self._wake.wait()
+                    if self._stopping:
+                        break
+                self.step()
+        except BaseException as error:  # A bug in the engine: say so, and end every request rather than hang it.
+            self._on_fault(error)
+            with self._lock:
+                self._failed = True
+        reason = FinishReason.ENGINE_FAULT if self._failed else FinishReason.DRAINING
+        self._shut(reason)
+
+    def _busy(self) -> bool:
+        return not self._scheduler.idle or self._loads.writing or self._stirred
+
+    def _load_budget(self) -> int:
+        return self._options.load_bytes_per_step if not self._scheduler.idle else 2**62
+
+    def _compute(self) -> bool:
+        if self._scheduler.idle:
+            return False
+        with self._lock:
+            plan = self._scheduler.plan(now=self._clock())
+        self._runner.cache.erase(self._scheduler.blocks.take_freed())
+        if not plan.rows:
+            self._deliver(self._scheduler.take_events())
+            return False
+        self._deliver(self._run_plan(plan))
+        return True
+
+    def _run_plan(self, plan: Plan) -> tuple[Event, ...]:
+        try:
+            result = self._runner.run(plan)
+        except Exception as error:
+            self._on_fault(error)
+            return self._scheduler.fault(plan)
+        with self._lock:
+            self._steps += 1
+            self._tokens_out += sum(row.token is not None for row in result.rows)
+            return self._scheduler.commit(plan, result, now=self._clock())
+
+    def _deliver(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            with self._lock:
+                ended = isinstance(event, Ended)
+                record = self._open.pop(event.request_id) if ended else self._open[event.request_id]
+                if ended and record.lease is not None:
+                    record.lease.release()
+            try:
+                record.sink(event)
+            except Exception as error:
+                self._on_fault(error)
+                if not ended:
+                    self.cancel(event.request_id)
+
+    def _end(self, request_id: str, reason: FinishReason) -> None:
+        with self._lock:
+            self._scheduler.end(request_id, reason)
+        self._deliver(self._scheduler.take_events())
+
+    def _release(self, number: int) -> None:
+        with self._wake:
+            self._adapters.release(number)
+            self._stirred = True  # Pages may be dirty now, or a load may have room.
+            self._wake.notify_all()
+
+    def _evict(self, revision_id: str) -> int | None:
+        with self._lock:
+            held = {r.revision_id: r.leases for r in self._adapters.residents()}
+            if revision_id not in held:
+                return None
+            self._loads.stop(revision_id, RefusalReason.NOT_RESIDENT)
+            return 0 if self._adapters.drain(revision_id) else held[revision_id]
+
+    def _revoke(self, revision_id: str) -> None:
+        self._loads.stop(revision_id, RefusalReason.REVOKED)
+        with self._lock:
+            self._scheduler.end_revision(revision_id, FinishReason.REVOKED)
+            freed = self._scheduler.blocks.take_freed()
+        self._runner.cache.clear(freed)
+        self._runner.cache.erase(freed)
+        self._deliver(self._scheduler.take_events())
+        with self._lock:
+            self._adapters.drain(revision_id)
+        self._scrub()
+
+    def _scrub(self) -> None:
+        with self._lock:
+            dirty = self._adapters.take_dirty()
+        if dirty:
+            self._runner.pool.scrub(dirty)
+            with self._lock:
+                self._adapters.scrubbed(dirty)
+
+    def _shut(self, reason: FinishReason) -> None:
+        for command in self._inbox:
+            command()
+        self._loads.stop_all(RefusalReason.DRAINING)
+        with self._lock:
+            self._scheduler.end_all(reason)
+        self._deliver(self._scheduler.take_events())
+        self._scrub()
+
+    def _post(self, command: Callable[[], None]) -> bool:
+        """Hand a command to the device thread. Returns False when it no longer takes any."""
+        with self._wake:
+            if self._stopping or self._failed:
+                return False
+            self._inbox.append(command)
+            self._wake.notify_all()
+            return True
+
+    def _ask(self, question: Callable[[], _T]) -> Future[_T]:
+        answer: Future[_T] = Future()
+
+        def command() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
+
+        if not self._post(command):
+            answer.set_exception(Refused(RefusalReason.DRAINING, "the executor has stopped"))
+        return answer

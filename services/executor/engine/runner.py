@@ -1,0 +1,72 @@
+"""Turns a Plan into numbers: tensors in, one forward pass, tokens out. No policy, no state between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from services.executor.engine.device_pool import ActiveSet, DevicePool
+from services.executor.engine.sampling import sample
+from services.executor.kernels.dispatch import BASE
+from services.executor.kernels.layout import RowLayout, make_layout
+from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
+from services.executor.model.interface import Decoder, Packed
+from services.executor.model.lora_linear import LoraBatch, make_batch
+from services.executor.plan import Plan, Row, RowResult, StepResult
+
+
+class Runner:
+    """Owned by the device thread."""
+
+    def __init__(self, decoder: Decoder, *, pool: DevicePool, cache: KvCache, device_type: str = "cpu") -> None:
+        self.decoder = decoder
+        self.pool = pool
+        self.cache = cache
+        self._device_type = device_type
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        """Compute one step. Writes keys and values of every row; samples the rows that ask for it."""
+        self.cache.clear(plan.fresh_blocks)
+        active = self.pool.activate(plan.revisions)
+        number = {revision: i for i, revision in enumerate(active.revisions)}
+        owners = [None if row.revision_id is None else number[row.revision_id] for row in plan.rows]
+        layout = make_layout(owners, [len(row.tokens) for row in plan.rows])
+        lora = self._batch(layout, active)
+        hidden = self.decoder.hidden(self._pack(plan.rows, lora))
+        results = self._sample(plan.rows, owners, active, hidden)
+        return StepResult(step=plan.step, rows=results, kernel_path=lora.path)
+
+    def _batch(self, layout: RowLayout, active: ActiveSet) -> LoraBatch:
+        if not layout.segments:
+            return LoraBatch(layout, {}, {}, BASE)
+        return make_batch(layout, active.banks, device_type=self._device_type)
+
+    def _pack(self, rows: Sequence[Row], lora: LoraBatch) -> Packed:
+        spans, position = [], 0
+        for row in rows:
+            spans.append(AttentionSpan(position, len(row.tokens), row.start, row.blocks))
+            position += len(row.tokens)
+        info = self.decoder.info
+        attention = AttentionBatch(spans, self.cache, q_heads=info.heads, kv_heads=info.kv_heads)
+        tokens = torch.tensor([token for row in rows for token in row.tokens])
+        positions = torch.cat([torch.arange(row.start, row.end) for row in rows])
+        return Packed(tokens, positions, attention, lora)
+
+    def _sample(
+        self, rows: Sequence[Row], owners: Sequence[int | None], active: ActiveSet, hidden: torch.Tensor
+    ) -> tuple[RowResult, ...]:
+        last, ends = [], -1
+        for row in rows:
+            ends += len(row.tokens)
+            last.append(ends)
+        chosen = [i for i, row in enumerate(rows) if row.sample]
+        if not chosen:
+            return tuple(RowResult(request_id=row.request_id) for row in rows)
+        index = torch.tensor([last[i] for i in chosen])
+        layout = make_layout([owners[i] for i in chosen], [1] * len(chosen))
+        logits = self.decoder.logits(hidden.index_select(0, index), self._batch(layout, active))
+        sampled = sample(logits, [rows[i] for i in chosen], eos_ids=self.decoder.info.eos_ids)
+        by_id = {result.request_id: result for result in sampled}
+        return tuple(by_id.get(row.request_id) or RowResult(request_id=row.request_id) for row in rows)

@@ -1,0 +1,170 @@
+"""Attention over the paged key/value cache, for packed rows that mix prefill and decode.
+
+The cache of a layer has shape [blocks, block_size, kv_heads, head_dim]; block 0 is the null block and stays zero.
+Rows are handled in groups that share one product: all rows that decode and have about the same context
+(padded to the longest with the null block), and all prefill chunks of one shape. Grouping is decided once per step;
+the layers repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from services.executor.kv_blocks import NULL_BLOCK
+
+
+class KvCache:
+    """Keys and values of all layers: two tensors [layers, blocks, block_size, kv_heads, head_dim]."""
+
+    def __init__(
+        self, *, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
+        poison: bool = False,
+    ) -> None:  # fmt: skip
+        shape = (layers, blocks, block_size, kv_heads, head_dim)
+        self.block_size = block_size
+        self.k = torch.zeros(shape, dtype=dtype)
+        self.v = torch.zeros(shape, dtype=dtype)
+        self._poison = poison
+        if poison:
+            self.erase(list(range(1, blocks)))
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero blocks that were just handed out: nothing of their last owner is left, and padding is finite."""
+        if blocks:
+            index = torch.tensor(blocks)
+            self.k[:, index] = 0.0
+            self.v[:, index] = 0.0
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        """With `poison`, fill blocks that nobody holds with NaN. Otherwise nothing: `clear` comes before any use."""
+        if self._poison and blocks:
+            index = torch.tensor(blocks)
+            self.k[:, index] = float("nan")
+            self.v[:, index] = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpan:
+    """One request's rows: `count` packed rows from `row`, at positions [start, start + count), over `blocks`."""
+
+    row: int
+    count: int
+    start: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Spans computed together. `rows` int64 [spans * count]; `table` int64 [spans * blocks]; `mask` bool
+    [spans or 1, 1, queries, keys], None for plain causal prefill without context."""
+
+    rows: torch.Tensor
+    spans: int
+    count: int
+    table: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+class AttentionBatch:
+    """The attention of one step: where new keys and values go, and which rows see what."""
+
+    def __init__(self, spans: Sequence[AttentionSpan], cache: KvCache, *, q_heads: int, kv_heads: int) -> None:
+        self._cache = cache
+        self._fold = q_heads // kv_heads
+        self._kv_heads = kv_heads
+        self._slots = _slots(spans, cache.block_size)
+        self._groups = [_make_group(group, cache.block_size, self._fold) for group in _group(spans)]
+        self._whole = len(self._groups) == 1 and _is_range(self._groups[0].rows, len(self._slots))
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> torch.Tensor:
+        """Write k and v to the cache and return the attention output.
+
+        Semantics: out[t] = softmax(scale * q[t] · K) V over all positions up to t of t's own request.
+        Shapes: q [rows, q_heads, head_dim]; k, v [rows, kv_heads, head_dim]; returns [rows, q_heads * head_dim].
+        """
+        keys, values = self._cache.k[layer], self._cache.v[layer]
+        head_dim = q.shape[2]
+        keys.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, k)
+        values.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, v)
+        if self._whole:
+            return self._attend_group(self._groups[0], q, k, v, keys, values, scale)
+        out = q.new_empty(q.shape[0], q.shape[1] * head_dim)
+        for group in self._groups:
+            mine = group.rows
+            some = [t.index_select(0, mine) for t in (q, k, v)]
+            out.index_copy_(0, mine, self._attend_group(group, some[0], some[1], some[2], keys, values, scale))
+        return out
+
+    def _attend_group(
+        self, group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        keys: torch.Tensor, values: torch.Tensor, scale: float,
+    ) -> torch.Tensor:  # fmt: skip
+        head_dim, n, count, heads = q.shape[2], group.spans, group.count, self._kv_heads
+        if group.table is None:
+            qs, ks, vs = (t.view(n, count, -1, head_dim).transpose(1, 2) for t in (q, k, v))
+            out = scaled_dot_product_attention(qs, ks, vs, is_causal=True, scale=scale, enable_gqa=self._fold > 1)
+            return out.transpose(1, 2).reshape(n * count, -1)
+        ks = keys.index_select(0, group.table).view(n, -1, heads, head_dim).transpose(1, 2)
+        vs = values.index_select(0, group.table).view(n, -1, heads, head_dim).transpose(1, 2)
+        # The heads that share a key head become more queries of it: no key is repeated in memory.
+        qs = q.view(n, count, heads, self._fold, head_dim).permute(0, 2, 1, 3, 4).reshape(n, heads, -1, head_dim)
+        out = scaled_dot_product_attention(qs, ks, vs, attn_mask=group.mask, scale=scale)
+        return out.view(n, heads, count, self._fold, head_dim).permute(0, 2, 1, 3, 4).reshape(n * count, -1)
+
+
+def _slots(spans: Sequence[AttentionSpan], block_size: int) -> torch.Tensor:
+    """Return the cache slot of every row, int64 [rows]. Vectorised over the tokens of a chunk."""
+    parts: list[torch.Tensor] = []
+    decoding: list[int] = []
+    for span in spans:
+        if span.count == 1:
+            decoding.append(span.blocks[span.start // block_size] * block_size + span.start % block_size)
+            continue
+        if decoding:
+            parts.append(torch.tensor(decoding))
+            decoding = []
+        positions = torch.arange(span.start, span.start + span.count)
+        parts.append(torch.tensor(span.blocks)[positions // block_size] * block_size + positions % block_size)
+    if decoding:
+        parts.append(torch.tensor(decoding))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _group(spans: Sequence[AttentionSpan]) -> list[list[AttentionSpan]]:
+    """Decoding spans by context within a factor of about 1.5; prefill spans by exact shape."""
+    groups: dict[tuple[int, int], list[AttentionSpan]] = {}
+    for span in spans:
+        key = (1, _bucket(len(span.blocks))) if span.count == 1 else (span.count, span.start)
+        groups.setdefault(key, []).append(span)
+    return list(groups.values())
+
+
+def _bucket(blocks: int) -> int:
+    """Return the least of 4, 6, 8, 12, 16, 24, … that is not below `blocks`."""
+    size = 4
+    while size < blocks:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+def _make_group(spans: Sequence[AttentionSpan], block_size: int, fold: int) -> _Group:
+    count = spans[0].count
+    rows = torch.cat([torch.arange(span.row, span.row + count) for span in spans])
+    if count > 1 and spans[0].start == 0:
+        return _Group(rows, len(spans), count, None, None)
+    width = max(len(span.blocks) for span in spans)
+    table = torch.tensor([list(s.blocks) + [NULL_BLOCK] * (width - len(s.blocks)) for s in spans]).view(-1)
+    key_position = torch.arange(width * block_size)
+    starts = torch.tensor([span.start for span in spans])
+    last = starts[:, None] + torch.arange(count)[None, :]
+    mask = key_position[None, None, :] <= last[:, :, None]
+    mask = mask.repeat_interleave(fold, dim=1).unsqueeze(1)
+    return _Group(rows, len(spans), count, table, mask)
+
+
+def _is_range(rows: torch.Tensor, length: int) -> bool:
+    return len(rows) == length and bool((rows == torch.arange(length)).all())

@@ -1,0 +1,63 @@
+"""What an engine needs of a decoder: packed tokens in, hidden states out, and the list of linears that take adapters.
+
+Packed means: the tokens of all requests of a step in one row, no padding. Positions and key/value slots come with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from services.executor.kernels.layout import GroupSpec
+from services.executor.model.attention import AttentionBatch
+from services.executor.model.lora_linear import LoraBatch
+
+HEAD_GROUP = "lm_head"
+
+
+class ModelUnsupported(Exception):
+    """The checkpoint asks for something that cannot be computed exactly. One line says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """Facts of a loaded decoder. `max_context` counts tokens and respects a sliding window where there is one."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_context: int
+    eos_ids: frozenset[int]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One step's input. tokens and positions are int64 [rows]."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+    lora: LoraBatch
+
+
+class Decoder(Protocol):
+    """A causal language model over a paged key/value cache. All calls come from the device thread."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def groups(self) -> tuple[GroupSpec, ...]:
+        """The linears that take adapters, by shared input. The head's group is called HEAD_GROUP."""
+
+    def hidden(self, packed: Packed) -> torch.Tensor:
+        """Return the normed last hidden states [rows, hidden] and write the step's keys and values."""
+
+    def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+        """Return logits [rows, vocab] of chosen rows; `lora` is laid out over those rows."""

@@ -1,0 +1,239 @@
+"""A compact decoder for the Llama family: Llama, SmolLM, Mistral, Qwen2, Qwen3. Driven by the checkpoint's config.
+
+Weights that share an input are packed into one matrix (q|k|v, gate|up), and so are their adapters' shrinks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, rms_norm, silu
+
+from services.executor.kernels.layout import GroupSpec
+from services.executor.model.config import ConfigUnsupported, NativeConfig, read_config
+from services.executor.model.interface import HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
+from services.executor.model.lora_linear import LoraBatch
+from services.executor.model.weights import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Weights of one layer; matrices are [out, in], biases [out] or None."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: torch.Tensor
+    o_bias: torch.Tensor | None
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+class NativeDecoder:
+    """Implements `Decoder`. Build with `load_native`."""
+
+    def __init__(
+        self,
+        config: NativeConfig,
+        *,
+        layers: tuple[_Layer, ...],
+        embedding: torch.Tensor,
+        norm: torch.Tensor,
+        head: torch.Tensor,
+        max_context: int,
+    ) -> None:
+        self._config = config
+        self._layers = layers
+        self._embedding = embedding
+        self._norm = norm
+        self._head = head
+        self._cos, self._sin = _rope_tables(config, max_context, embedding.dtype)
+        self._info = ModelInfo(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            layers=config.layers,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            max_context=max_context,
+            eos_ids=config.eos_ids,
+            dtype=embedding.dtype,
+        )
+        self._groups = _groups(config)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def groups(self) -> tuple[GroupSpec, ...]:
+        return self._groups
+
+    def hidden(self, packed: Packed) -> torch.Tensor:
+        """See `Decoder.hidden`."""
+        config = self._config
+        shape = (config.hidden_size,)
+        x = self._embedding.index_select(0, packed.tokens)
+        cos = self._cos.index_select(0, packed.positions).unsqueeze(1)
+        sin = self._sin.index_select(0, packed.positions).unsqueeze(1)
+        for index, layer in enumerate(self._layers):
+            normed = rms_norm(x, shape, layer.input_norm, config.norm_eps)
+            x = x + self._attend(index, layer, normed, cos, sin, packed)
+            normed = rms_norm(x, shape, layer.post_norm, config.norm_eps)
+            x = x + self._feed_forward(index, layer, normed, packed.lora)
+        return rms_norm(x, shape, self._norm, config.norm_eps)
+
+    def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+        """See `Decoder.logits`."""
+        out = linear(hidden, self._head)
+        lora.add(HEAD_GROUP, 0, out, hidden)
+        return out
+
+    def _attend(
+        self, index: int, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, packed: Packed
+    ) -> torch.Tensor:
+        config = self._config
+        qkv = linear(x, layer.qkv, layer.qkv_bias)
+        packed.lora.add("qkv", index, qkv, x)
+        heads = qkv.view(x.shape[0], -1, config.head_dim)
+        q, k, v = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
+        if layer.q_norm is not None:
+            q = rms_norm(q, (config.head_dim,), layer.q_norm, config.norm_eps)
+            k = rms_norm(k, (config.head_dim,), layer.k_norm, config.norm_eps)
+            qk = torch.cat((q, k), dim=1)
+        else:
+            qk = heads[:, : config.heads + config.kv_heads]
+        q, k = torch.split(_rotate(qk, cos, sin), [config.heads, config.kv_heads], dim=1)
+        out = packed.attention.attend(index, q, k, v, scale=config.head_dim**-0.5)
+        y = linear(out, layer.o, layer.o_bias)
+        packed.lora.add("o", index, y, out)
+        return y
+
+    def _feed_forward(self, index: int, layer: _Layer, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+        both = linear(x, layer.gate_up, layer.gate_up_bias)
+        lora.add("gate_up", index, both, x)
+        gate, up = torch.split(both, self._config.intermediate_size, dim=1)
+        middle = silu(gate) * up
+        y = linear(middle, layer.down, layer.down_bias)
+        lora.add("down", index, y, middle)
+        return y
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate pairs (i, i + head_dim / 2). x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim / 2]."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _rope_tables(config: NativeConfig, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    speeds = torch.tensor(config.rope.inverse_frequencies(config.head_dim), dtype=torch.float32)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * speeds[None, :]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _groups(config: NativeConfig) -> tuple[GroupSpec, ...]:
+    def paths(block: str, *names: str) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(f"model.layers.{i}.{block}.{n}" for n in names) for i in range(config.layers))
+
+    q, kv, wide, hidden = (
+        config.heads * config.head_dim,
+        config.kv_heads * config.head_dim,
+        config.intermediate_size,
+        config.hidden_size,
+    )
+    groups = [
+        GroupSpec(
+            name="qkv",
+            in_features=hidden,
+            out_features=(q, kv, kv),
+            paths=paths("self_attn", "q_proj", "k_proj", "v_proj"),
+        ),
+        GroupSpec(name="o", in_features=q, out_features=(hidden,), paths=paths("self_attn", "o_proj")),
+        GroupSpec(
+            name="gate_up", in_features=hidden, out_features=(wide, wide), paths=paths("mlp", "gate_proj", "up_proj")
+        ),
+        GroupSpec(name="down", in_features=wide, out_features=(hidden,), paths=paths("mlp", "down_proj")),
+    ]
+    if not config.tied:  # A tied head is the embedding itself; adapting it would be a different module.
+        head = GroupSpec(name=HEAD_GROUP, in_features=hidden, out_features=(config.vocab_size,), paths=(("lm_head",),))
+        groups.append(head)
+    return tuple(groups)
+
+
+def load_native(directory: Path, *, dtype: torch.dtype, max_context: int | None = None) -> NativeDecoder:
+    """Load a local Hugging Face directory.
+
+    `max_context` caps the tokens of a request; by default the checkpoint's own limit.
+
+    Raises:
+        ModelUnsupported: the config or the weights ask for something that this decoder does not compute exactly.
+    """
+    try:
+        raw = json.loads((directory / "config.json").read_text())
+        config = read_config(_with_generation_eos(raw, directory))
+    except (OSError, ValueError, ConfigUnsupported) as error:
+        raise ModelUnsupported(f"{directory}: {error}") from error
+    checkpoint = Checkpoint(directory, dtype=dtype)
+    layers = tuple(_load_layer(checkpoint, config, i) for i in range(config.layers))
+    embedding = checkpoint.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
+    head = embedding
+    if not config.tied or checkpoint.has("lm_head.weight"):
+        head = checkpoint.take("lm_head.weight", (config.vocab_size, config.hidden_size))
+    if config.tied and not torch.equal(head, embedding):
+        raise ModelUnsupported(f"{directory}: the config ties head and embedding, the weights differ")
+    strange = checkpoint.unread(spare=lambda name: name.endswith("rotary_emb.inv_freq"))
+    if strange:
+        raise ModelUnsupported(f"{directory}: {len(strange)} tensors have no place in the model, first {strange[0]}")
+    context = min(config.max_context, max_context or config.max_context)
+    return NativeDecoder(config, layers=layers, embedding=embedding, norm=norm, head=head, max_context=context)
+
+
+def _with_generation_eos(config: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
+    """The ids that end an answer are those of generation_config.json where it names some."""
+    path = directory / "generation_config.json"
+    generation = json.loads(path.read_text()) if path.is_file() else {}
+    eos = generation.get("eos_token_id")
+    return config if eos is None else {**config, "eos_token_id": eos}
+
+
+def _load_layer(checkpoint: Checkpoint, config: NativeConfig, index: int) -> _Layer:
+    prefix = f"model.layers.{index}."
+    hidden, wide = config.hidden_size, config.intermediate_size
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+
+    def take(name: str, *shape: int) -> torch.Tensor:
+        return checkpoint.take(f"{prefix}{name}", shape)
+
+    def pack(kind: str, parts: dict[str, int], wanted: bool, *tail: int) -> torch.Tensor | None:
+        return torch.cat([take(f"{name}.{kind}", out, *tail) for name, out in parts.items()]) if wanted else None
+
+    attention = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+    mlp = {"mlp.gate_proj": wide, "mlp.up_proj": wide}
+    qkv, gate_up = pack("weight", attention, True, hidden), pack("weight", mlp, True, hidden)
+    assert qkv is not None
+    assert gate_up is not None
+    return _Layer(
+        input_norm=take("input_layernorm.weight", hidden),
+        qkv=qkv,
+        qkv_bias=pack("bias", attention, config.qkv_bias),
+        q_norm=take("self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
+        k_norm=take("self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
+        o=take("self_attn.o_proj.weight", hidden, q),
+        o_bias=take("self_attn.o_proj.bias", hidden) if config.o_bias else None,
+        post_norm=take("post_attention_layernorm.weight", hidden),
+        gate_up=gate_up,
+        gate_up_bias=pack("bias", mlp, config.mlp_bias),
+        down=take("mlp.down_proj.weight", hidden, wide),
+        down_bias=take("mlp.down_proj.bias", hidden) if config.mlp_bias else None,
+    )

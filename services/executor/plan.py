@@ -1,0 +1,72 @@
+"""What one engine step computes, and what came of it: two frozen values.
+
+The scheduler makes a Plan, the runner turns it into numbers, the scheduler takes the StepResult back. Nothing
+else passes between policy and device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.executor.request import FinishReason, Logprob, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request's share of a step.
+
+    Computes positions [start, start + len(tokens)). `blocks` is the block table covering [0, start + len(tokens)).
+    With `sample` the last position's logits give a token; `generated` counts the outputs before it.
+    `history` is (prompt, output) where penalties need it, else None.
+    """
+
+    request_id: str
+    revision_id: str | None
+    start: int
+    tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
+    sample: bool
+    sampling: Sampling
+    generated: int
+    history: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Rows of one step: base rows first, then grouped by revision. `fresh_blocks` were just allocated."""
+
+    step: int
+    rows: tuple[Row, ...]
+    fresh_blocks: tuple[int, ...]
+
+    @property
+    def token_count(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+    @property
+    def revisions(self) -> tuple[str, ...]:
+        """Distinct revisions in row order."""
+        return tuple(dict.fromkeys(row.revision_id for row in self.rows if row.revision_id is not None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """Exactly one of `token` and `failure` is set for a sampling row; both are None otherwise."""
+
+    request_id: str
+    token: int | None = None
+    logprob: Logprob | None = None
+    failure: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Results parallel to the plan's rows, and the kernel path that made them."""
+
+    step: int
+    rows: tuple[RowResult, ...]
+    kernel_path: str

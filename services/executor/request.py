@@ -1,0 +1,287 @@
+"""The life of one sequence, as a table, and the values that describe it.
+
+A request is WAITING until the scheduler gives it a row and blocks (PREFILL while tokens of its own are still
+uncomputed, DECODE after). Preemption sends it back to WAITING without its blocks but with its tokens. It ends
+exactly once, from any state, with one typed reason. A pair that the table lacks is a bug and raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENDED = "ended"
+
+
+class Move(StrEnum):
+    ADMIT = "admit"
+    PREFILLED = "prefilled"
+    PREEMPT = "preempt"
+    END = "end"
+
+
+TRANSITIONS: Mapping[State, Mapping[Move, State]] = MappingProxyType(
+    {
+        State.WAITING: MappingProxyType({Move.ADMIT: State.PREFILL, Move.END: State.ENDED}),
+        State.PREFILL: MappingProxyType(
+            {Move.PREFILLED: State.DECODE, Move.PREEMPT: State.WAITING, Move.END: State.ENDED}
+        ),
+        State.DECODE: MappingProxyType({Move.PREEMPT: State.WAITING, Move.END: State.ENDED}),
+        State.ENDED: MappingProxyType({}),
+    }
+)
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. The first three are answers; the others are failures or withdrawals."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"  # noqa: S105 - a finish reason, no secret
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    REVOKED = "revoked"
+    DRAINING = "draining"
+    NON_FINITE_LOGITS = "non_finite_logits"
+    ENGINE_FAULT = "engine_fault"
+
+    @property
+    def is_answer(self) -> bool:
+        return self in (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH)
+
+
+class RefusalReason(StrEnum):
+    """Why a request or a load was not accepted at all."""
+
+    EMPTY_PROMPT = "EMPTY_PROMPT"
+    BAD_TOKEN = "BAD_TOKEN"  # noqa: S105 - a token of text
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
+    MAX_TOKENS_TOO_LARGE = "MAX_TOKENS_TOO_LARGE"
+    BAD_SAMPLING = "BAD_SAMPLING"
+    DUPLICATE_REQUEST = "DUPLICATE_REQUEST"
+    QUEUE_FULL = "QUEUE_FULL"
+    DRAINING = "DRAINING"
+    NOT_RESIDENT = "NOT_RESIDENT"
+    ADAPTER_TOO_LARGE = "ADAPTER_TOO_LARGE"
+    ADAPTER_UNSUPPORTED = "ADAPTER_UNSUPPORTED"
+    ADAPTER_NOT_FINITE = "ADAPTER_NOT_FINITE"
+    ADAPTER_POOL_FULL = "ADAPTER_POOL_FULL"
+    BYTES_DIGEST_MISMATCH = "BYTES_DIGEST_MISMATCH"
+    BYTES_MALFORMED = "BYTES_MALFORMED"
+    REVOKED = "REVOKED"
+
+
+class Refused(Exception):
+    """The engine did not take something; `reason` is typed and stable, `detail` is for people."""
+
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class IllegalMove(Exception):
+    """A life-cycle move that the table lacks: a bug in the engine."""
+
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn.
+
+    `temperature` 0 is greedy. `top_p` in (0, 1]; `top_k` 0 means all; `min_p` in [0, 1). `repetition_penalty` > 0
+    divides or multiplies logits of prompt and output tokens; `presence_penalty` and `frequency_penalty` in
+    [-2, 2] subtract from logits of output tokens. `seed` fixes the draw: the same seed, prompt and revision give the
+    same tokens whatever else is in the batch. `min_tokens` keeps every stopping token out until so many were
+    made. `logprobs` None gives none; K gives the chosen token's and the K best of the raw distribution.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Greedy over the raw logits: nothing but an argmax is needed (min_tokens is the caller's check)."""
+        return self.temperature == 0.0 and not self.has_penalties and not self.logit_bias and self.logprobs is None
+
+    def check(self, *, vocab_size: int) -> None:
+        """Raises Refused(BAD_SAMPLING) naming the first field out of range."""
+        problems = (
+            (self.max_tokens < 1, "max_tokens is at least 1"),
+            (not _finite(self.temperature) or self.temperature < 0, "temperature is finite and not negative"),
+            (not 0 < self.top_p <= 1, "top_p is in (0, 1]"),
+            (self.top_k < 0, "top_k is not negative"),
+            (not 0 <= self.min_p < 1, "min_p is in [0, 1)"),
+            (not _finite(self.repetition_penalty) or self.repetition_penalty <= 0, "repetition_penalty is above 0"),
+            (not -2 <= self.presence_penalty <= 2, "presence_penalty is in [-2, 2]"),
+            (not -2 <= self.frequency_penalty <= 2, "frequency_penalty is in [-2, 2]"),
+            (not 0 <= self.min_tokens <= self.max_tokens, "min_tokens is in [0, max_tokens]"),
+            (
+                self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS,
+                f"logprobs is in [0, {MAX_LOGPROBS}]",
+            ),
+            (len(self.logit_bias) > MAX_LOGIT_BIAS, f"logit_bias has at most {MAX_LOGIT_BIAS} entries"),
+            (
+                any(not 0 <= t < vocab_size or not _finite(b) for t, b in self.logit_bias),
+                "logit_bias names known tokens",
+            ),
+            (any(not 0 <= t < vocab_size for t in self.stop_token_ids), "stop_token_ids names known tokens"),
+        )
+        for wrong, detail in problems:
+            if wrong:
+                raise Refused(RefusalReason.BAD_SAMPLING, detail)
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """What one sequence asks for. `deadline` is on the engine's clock, in seconds; a larger `priority` goes first."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    revision_id: str | None = None
+    salt: bytes = b""
+    priority: int = 0
+    deadline: float | None = None
+
+
+@dataclass(slots=True)
+class Request:
+    """The scheduler's record of one sequence. Only the scheduler writes it.
+
+    `computed` is the number of leading tokens whose keys and values are in `blocks`: the half-open range
+    [0, computed). `chain` caches the names of the leading full blocks of known tokens; the first
+    `published` of them were offered to the prefix cache.
+    """
+
+    spec: RequestSpec
+    sequence: int
+    arrival: float
+    state: State = State.WAITING
+    output: list[int] = field(default_factory=list)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
+    published: int = 0
+    admitted_at: float | None = None
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    kernel_path: str = ""
+    distinct_adapters: int = 0
+    story: list[str] = field(default_factory=list)
+
+    def move(self, move: Move, *, cause: str) -> None:
+        """Raises IllegalMove, with the request's story, when the table has no such move."""
+        after = TRANSITIONS[self.state].get(move)
+        if after is None:
+            raise IllegalMove(f"{self.spec.request_id}: {move} in {self.state}; story: {'; '.join(self.story)}")
+        if len(self.story) < 64:
+            self.story.append(f"{self.state}->{after} ({cause})")
+        self.state = after
+
+    @property
+    def length(self) -> int:
+        """Tokens known so far, prompt and output."""
+        return len(self.spec.prompt) + len(self.output)
+
+    @property
+    def pending(self) -> int:
+        """Known tokens whose keys and values are not computed yet; 1 in steady decoding."""
+        return self.length - self.computed
+
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Return the tokens at positions [start, end)."""
+        prompt = self.spec.prompt
+        split = len(prompt)
+        if end <= split:
+            return prompt[start:end]
+        if start >= split:
+            return tuple(self.output[start - split : end - split])
+        return prompt[start:] + tuple(self.output[: end - split])
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key: higher priority first, then first come first served."""
+        return (-self.spec.priority, self.sequence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Counts of one ended request."""
+
+    prompt_tokens: int
+    output_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """Natural log of the raw model distribution: the chosen token's, and the best (token, value) pairs, best first."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The request got its first row. Sent once, before any tokens."""
+
+    request_id: str
+    queue_s: float
+    prefix_hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """New tokens, in order; `logprobs` is parallel to them or empty."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The last event of a request. The token that stopped it, if any, is among its tokens."""
+
+    request_id: str
+    reason: FinishReason
+    usage: Usage
+    kernel_path: str
+    distinct_adapters: int
+    stop_token_id: int | None = None
+
+
+Event = Started | Tokens | Ended

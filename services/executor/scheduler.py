@@ -1,0 +1,398 @@
+"""Which requests compute which tokens in the next step. Pure: clocks and ids are arguments.
+
+    plan = scheduler.plan(now=…)          # decides, allocates blocks, preempts
+    result = runner.run(plan)             # the device
+    events = scheduler.commit(plan, result, now=…)
+
+Rules:
+ - Rows that decode go first (one token each), then rows in prefill share what is left of the step's tokens, in
+   chunks; then waiting requests are admitted. Within each, higher priority first, then first come first served.
+ - When blocks run out, the last request in that order loses its blocks and waits again; its tokens are kept and
+   computed anew (preemption by recompute). The first in order can always take blocks from all others,
+   and no request is accepted that does not fit the pool alone: so something always advances.
+ - A waiting request is admitted only if all its known tokens fit beside what the running rows still need for theirs
+   (at least one block each), and never in a step that preempted: admission must not cause the next preemption.
+ - Cancellation, deadlines and revocation take effect before the next plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.executor.kv_blocks import BlockPool
+from services.executor.plan import Plan, Row, RowResult, StepResult
+from services.executor.request import (
+    Ended,
+    Event,
+    FinishReason,
+    Move,
+    RefusalReason,
+    Refused,
+    Request,
+    RequestSpec,
+    Started,
+    State,
+    Tokens,
+    Usage,
+)
+from services.shared.prefix_hash import block_hash, prefix_root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """`max_context` and `max_step_tokens` count tokens; `max_waiting` counts requests without a row."""
+
+    max_rows: int = 64
+    max_step_tokens: int = 512
+    max_context: int = 2048
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        if min(self.max_rows, self.max_step_tokens, self.max_context, self.max_waiting) < 1:
+            raise ValueError("all limits are at least 1")
+        if self.max_step_tokens < self.max_rows:
+            raise ValueError("max_step_tokens must hold one token of every row")
+
+
+class Scheduler:
+    """Continuous batching over a BlockPool. Not thread-safe: one owner, the engine's loop."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        blocks: BlockPool,
+        *,
+        base_digest: str,
+        vocab_size: int,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        self._base_digest = base_digest
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._by_id: dict[str, Request] = {}
+        self._events: list[Event] = []
+        self._sequence = 0
+        self._step = 0
+        self.preemptions = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """No request is known; nothing to plan."""
+        return not self._by_id
+
+    @property
+    def max_length(self) -> int:
+        """Longest prompt plus output that one request may reach."""
+        return min(self.limits.max_context, (self.blocks.block_count - 1) * self.blocks.block_size)
+
+    def validate(self, spec: RequestSpec) -> None:
+        """Raises Refused when the request could never be served; needs no state, so any thread may ask."""
+        if not spec.prompt:
+            raise Refused(RefusalReason.EMPTY_PROMPT, "the prompt has no tokens")
+        if min(spec.prompt) < 0 or max(spec.prompt) >= self._vocab_size:
+            raise Refused(RefusalReason.BAD_TOKEN, f"token ids are in [0, {self._vocab_size})")
+        spec.sampling.check(vocab_size=self._vocab_size)
+        if len(spec.prompt) >= self.max_length:
+            raise Refused(
+                RefusalReason.PROMPT_TOO_LONG,
+                f"the prompt has {len(spec.prompt)} tokens; prompt and output share {self.max_length}",
+            )
+        if len(spec.prompt) + spec.sampling.max_tokens > self.max_length:
+            raise Refused(
+                RefusalReason.MAX_TOKENS_TOO_LARGE,
+                f"{len(spec.prompt)} prompt tokens and max_tokens {spec.sampling.max_tokens} exceed {self.max_length}",
+            )
+
+    def submit(self, spec: RequestSpec, *, now: float) -> None:
+        """Accept a request; it will end with exactly one Ended event.
+
+        Raises:
+            Refused: as `validate`, or DUPLICATE_REQUEST, or QUEUE_FULL.
+        """
+        self.validate(spec)
+        if spec.request_id in self._by_id:
+            raise Refused(RefusalReason.DUPLICATE_REQUEST, f"request {spec.request_id} is running")
+        if len(self._waiting) >= self.limits.max_waiting:
+            raise Refused(RefusalReason.QUEUE_FULL, f"{len(self._waiting)} requests are waiting")
+        self._sequence += 1
+        request = Request(spec=spec, sequence=self._sequence, arrival=now)
+        self._by_id[spec.request_id] = request
+        self._waiting.append(request)
+
+    def end(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request now, whatever it is doing. Returns False when it is unknown or has ended."""
+        request = self._by_id.get(request_id)
+        if request is None:
+            return False
+        self._finish(request, reason)
+        return True
+
+    def end_revision(self, revision_id: str, reason: FinishReason) -> int:
+        """End all requests of a revision and drop its named blocks. Returns how many ended."""
+        victims = [r for r in self._by_id.values() if r.spec.revision_id == revision_id]
+        for request in victims:
+            self._finish(request, reason)
+        self.blocks.forget(revision_id)
+        return len(victims)
+
+    def end_all(self, reason: FinishReason) -> None:
+        """End every request."""
+        for request in list(self._by_id.values()):
+            self._finish(request, reason)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Return the events since the last call, in order."""
+        events, self._events = tuple(self._events), []
+        return events
+
+    def plan(self, *, now: float) -> Plan:
+        """Decide the next step. An empty plan means that nothing can be computed now."""
+        self._expire(now)
+        self._running.sort(key=lambda r: r.order)
+        self._step += 1
+        step = _Step(self.limits.max_step_tokens)
+        for request in [r for r in self._running if r.pending == 1]:
+            self._grow(request, 1, step)
+        for request in [r for r in self._running if r.pending > 1]:
+            self._grow(request, min(request.pending, step.budget), step)
+        if not step.preempted:
+            self._admit(now, step)
+        rows = sorted(step.rows, key=lambda row: (row.revision_id is not None, row.revision_id or ""))
+        return Plan(step=self._step, rows=tuple(rows), fresh_blocks=tuple(step.fresh))
+
+    def _expire(self, now: float) -> None:
+        late = [r for r in self._by_id.values() if r.spec.deadline is not None and now >= r.spec.deadline]
+        for request in late:
+            self._finish(request, FinishReason.DEADLINE)
+
+    def _grow(self, request: Request, count: int, step: _Step) -> None:
+        """Plan `count` tokens of a running request, taking blocks from later ones when there are none left."""
+        if count < 1 or request.state is State.WAITING:
+            return
+        need = self.blocks.blocks_for(request.computed + count) - len(request.blocks)
+        while need > self.blocks.available:
+            victim = self._last_unplanned(step)
+            if victim is None:
+                return
+            self._preempt(victim)
+            step.preempted = True
+            if victim is request:
+                return
+        self._place(request, count, need, step)
+
+    def _place(self, request: Request, count: int, need: int, step: _Step) -> None:
+        fresh = self.blocks.allocate(need) if need > 0 else []
+        assert fresh is not None
+        request.blocks.extend(fresh)
+        step.fresh.extend(fresh)
+        step.budget -= count
+        step.planned.add(request.spec.request_id)
+        end = request.computed + count
+        sampling = request.spec.sampling
+        history = (request.spec.prompt, tuple(request.output)) if sampling.has_penalties else None
+        step.rows.append(
+            Row(
+                request_id=request.spec.request_id,
+                revision_id=request.spec.revision_id,
+                start=request.computed,
+                tokens=request.tokens(request.computed, end),
+                blocks=tuple(request.blocks[: self.blocks.blocks_for(end)]),
+                sample=end == request.length,
+                sampling=sampling,
+                generated=len(request.output),
+                history=history,
+            )
+        )
+
+    def _last_unplanned(self, step: _Step) -> Request | None:
+        for request in reversed(self._running):
+            if request.spec.request_id not in step.planned:
+                return request
+        return None
+
+    def _preempt(self, request: Request) -> None:
+        request.move(Move.PREEMPT, cause=f"step {self._step}: no blocks")
+        request.preemptions += 1
+        self.preemptions += 1
+        self._drop_blocks(request)
+        self._running.remove(request)
+        self._waiting.append(request)
+
+    def _drop_blocks(self, request: Request) -> None:
+        self.blocks.release(request.blocks)
+        request.blocks = []
+        request.published = 0
+        request.computed = 0
+
+    def _admit(self, now: float, step: _Step) -> None:
+        self._waiting.sort(key=lambda r: r.order)
+        while self._waiting and len(self._running) < self.limits.max_rows and step.budget > 0:
+            request = self._waiting[0]
+            shared = self._match(request)
+            cached = len(shared) * self.blocks.block_size
+            count = min(request.length - cached, step.budget)
+            if self.blocks.blocks_for(request.length) - len(shared) + self._owed() > self.blocks.available:
+                self.blocks.release(shared)
+                return
+            self._waiting.pop(0)
+            request.move(Move.ADMIT, cause=f"step {self._step}")
+            request.blocks = list(shared)
+            request.published = len(shared)
+            request.computed = cached
+            if request.admitted_at is None:
+                request.admitted_at = now
+                request.prefix_hit_tokens = cached
+                self._events.append(
+                    Started(
+                        request_id=request.spec.request_id,
+                        queue_s=max(0.0, now - request.arrival),
+                        prefix_hit_tokens=cached,
+                    )
+                )
+            self._running.append(request)
+            self._place(request, count, self.blocks.blocks_for(cached + count) - len(shared), step)
+
+    def _match(self, request: Request) -> list[int]:
+        """Take references on cached blocks of the request's prefix; at least one token stays to be computed."""
+        self._name(request, (request.length - 1) // self.blocks.block_size)
+        shared = self.blocks.match(request.chain[: (request.length - 1) // self.blocks.block_size])
+        self.blocks.acquire(shared)
+        return shared
+
+    def _owed(self) -> int:
+        """Blocks that running requests still need for tokens they already know, at least one each."""
+        return sum(max(1, self.blocks.blocks_for(r.length) - len(r.blocks)) for r in self._running)
+
+    def _name(self, request: Request, count: int) -> None:
+        """Extend the request's chain to `count` names."""
+        size = self.blocks.block_size
+        while len(request.chain) < count:
+            start = len(request.chain) * size
+            parent = request.chain[-1] if request.chain else self._root(request)
+            request.chain.append(block_hash(parent, request.tokens(start, start + size)))
+
+    def _root(self, request: Request) -> bytes:
+        spec = request.spec
+        return prefix_root(base_digest=self._base_digest, revision_id=spec.revision_id, salt=spec.salt)
+
+    def commit(self, plan: Plan, result: StepResult, *, now: float) -> tuple[Event, ...]:
+        """Take the step's results, publish full blocks, end what is done. Returns all events since the last call.
+
+        Raises:
+            ValueError: the result is not of this plan.
+        """
+        if result.step != plan.step or len(result.rows) != len(plan.rows):
+            raise ValueError("the result belongs to another plan")
+        distinct = len(plan.revisions)
+        for row, outcome in zip(plan.rows, result.rows, strict=True):
+            request = self._by_id.get(row.request_id)
+            if request is None or request.state is State.WAITING:
+                continue
+            request.kernel_path = result.kernel_path
+            request.distinct_adapters = max(request.distinct_adapters, distinct)
+            request.computed = row.end
+            if outcome.failure is None:
+                self._publish(request)
+            if request.state is State.PREFILL and row.sample:
+                request.move(Move.PREFILLED, cause=f"step {plan.step}")
+            self._take(request, outcome)
+        return self.take_events()
+
+    def fault(self, plan: Plan) -> tuple[Event, ...]:
+        """The device failed on this plan: end its requests with ENGINE_FAULT and trust nothing it wrote."""
+        for request in [self._by_id[row.request_id] for row in plan.rows if row.request_id in self._by_id]:
+            self.blocks.discard(request.blocks)
+            self._finish(request, FinishReason.ENGINE_FAULT)
+        return self.take_events()
+
+    def _publish(self, request: Request) -> None:
+        full = request.computed // self.blocks.block_size
+        self._name(request, full)
+        for index in range(request.published, full):
+            self.blocks.publish(request.blocks[index], request.chain[index], owner=request.spec.revision_id)
+        request.published = full
+
+    def _take(self, request: Request, outcome: RowResult) -> None:
+        if outcome.failure is not None:
+            self.blocks.discard(request.blocks)
+            self._finish(request, outcome.failure)
+            return
+        if outcome.token is None:
+            return
+        request.output.append(outcome.token)
+        logprobs = (outcome.logprob,) if outcome.logprob is not None else ()
+        self._events.append(Tokens(request_id=request.spec.request_id, token_ids=(outcome.token,), logprobs=logprobs))
+        reason = self._stop_reason(request, outcome.token)
+        if reason is not None:
+            stop_id = outcome.token if reason is not FinishReason.LENGTH else None
+            self._finish(request, reason, stop_id=stop_id)
+
+    def _stop_reason(self, request: Request, token: int) -> FinishReason | None:
+        sampling = request.spec.sampling
+        if len(request.output) >= sampling.min_tokens:
+            if token in sampling.stop_token_ids:
+                return FinishReason.STOP_TOKEN
+            if token in self._eos_ids and not sampling.ignore_eos:
+                return FinishReason.EOS
+        if len(request.output) >= sampling.max_tokens or request.length >= self.max_length:
+            return FinishReason.LENGTH
+        return None
+
+    def _finish(self, request: Request, reason: FinishReason, *, stop_id: int | None = None) -> None:
+        if request.state is State.WAITING:
+            self._waiting.remove(request)
+        else:
+            self._running.remove(request)
+        request.move(Move.END, cause=reason)
+        self._drop_blocks(request)
+        del self._by_id[request.spec.request_id]
+        usage = Usage(
+            prompt_tokens=len(request.spec.prompt),
+            output_tokens=len(request.output),
+            prefix_hit_tokens=request.prefix_hit_tokens,
+            preemptions=request.preemptions,
+        )
+        self._events.append(
+            Ended(
+                request_id=request.spec.request_id,
+                reason=reason,
+                usage=usage,
+                kernel_path=request.kernel_path,
+                distinct_adapters=request.distinct_adapters,
+                stop_token_id=stop_id,
+            )
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError when the books do not balance."""
+        self.blocks.check()
+        held = sum(len(r.blocks) for r in self._running)
+        assert sum(self.blocks.references()) == held, "block references and block tables disagree"
+        assert not any(r.blocks for r in self._waiting), "a waiting request holds blocks"
+        assert len(self._by_id) == len(self._waiting) + len(self._running), "a request is lost"
+        assert len(self._running) <= self.limits.max_rows, "too many rows"
+
+
+class _Step:
+    """Working state of one plan() call."""
+
+    __slots__ = ("budget", "fresh", "planned", "preempted", "rows")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.rows: list[Row] = []
+        self.fresh: list[int] = []
+        self.planned: set[str] = set()
+        self.preempted = False
