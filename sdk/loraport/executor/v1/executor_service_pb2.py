@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from loraport.types.v1 import types_pb2 as loraport_dot_types_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+loraport/executor/v1/executor_service.proto\x12\x14loraport.executor.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1dloraport/types/v1/types.proto\"\xa2\x01\n\x0e\x45xecuteRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x1e\n\x10prompt_token_ids\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.loraport.types.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x05\"\xf8\x04\n\x0f\x45xecuteResponse\x12@\n\x07started\x18\x01 \x01(\x0b\x32-.loraport.executor.v1.ExecuteResponse.StartedH\x00\x12>\n\x06tokens\x18\x02 \x01(\x0b\x32,.loraport.executor.v1.ExecuteResponse.TokensH\x00\x12\x42\n\x08\x66inished\x18\x03 \x01(\x0b\x32..loraport.executor.v1.ExecuteResponse.FinishedH\x00\x1aR\n\x07Started\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\x12\x0f\n\x07load_ms\x18\x03 \x01(\x01\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x1a\x61\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x35\n\x08logprobs\x18\x03 \x03(\x0b\x32#.loraport.types.v1.PositionLogprobs\x1a\xde\x01\n\x08\x46inished\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x36\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1f.loraport.types.v1.FinishReason\x12\'\n\x05usage\x18\x03 \x01(\x0b\x32\x18.loraport.types.v1.Usage\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x1f\n\x17max_batch_adapter_count\x18\x05 \x01(\x05\x12\x1a\n\rstop_token_id\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x07\n\x05\x65vent\"0\n\x13\x45nsureDeviceRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"E\n\x14\x45nsureDeviceResponse\x12-\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.loraport.types.v1.StageReport\")\n\x0c\x45victRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"5\n\rEvictResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x08\x12\x13\n\x0blease_count\x18\x02 \x01(\x05\"\x95\x01\n\x0cProbeRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x1e\n\x10prompt_token_ids\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12$\n\x16\x63ontinuation_token_ids\x18\x04 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x05\"F\n\rProbeResponse\x12\x35\n\x08logprobs\x18\x01 \x03(\x0b\x32#.loraport.types.v1.PositionLogprobs\"\x0e\n\x0cStateRequest\"\x94\x03\n\rStateResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x10\n\x08sequence\x18\x05 \x01(\x03\x12\r\n\x05state\x18\x06 \x01(\t\x12\x37\n\trevisions\x18\x07 \x03(\x0b\x32$.loraport.executor.v1.DeviceRevision\x12\x14\n\x0cqueued_count\x18\x08 \x01(\x05\x12\x15\n\rrunning_count\x18\t \x01(\x05\x12\x1b\n\x13kv_used_block_count\x18\n \x01(\x03\x12\x16\n\x0ekv_block_count\x18\x0b \x01(\x03\x12\x17\n\x0fpool_used_bytes\x18\x0c \x01(\x03\x12\x17\n\x0fpool_size_bytes\x18\r \x01(\x03\x12\x10\n\x08max_rank\x18\x0e \x01(\x05\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x10 \x01(\x05\x12\x12\n\nstep_count\x18\x11 \x01(\x03\"\x8d\x01\n\x0e\x44\x65viceRevision\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x13\n\x0blease_count\x18\x04 \x01(\x05\x12.\n\x06stages\x18\x05 \x03(\x0b\x32\x1e.loraport.types.v1.StageReport\"\x0e\n\x0c\x44rainRequest\"&\n\rDrainResponse\x12\x15\n\rrunning_count\x18\x01 \x01(\x05\x32\x9c\x04\n\x0f\x45xecutorService\x12X\n\x07\x45xecute\x12$.loraport.executor.v1.ExecuteRequest\x1a%.loraport.executor.v1.ExecuteResponse0\x01\x12g\n\x0c\x45nsureDevice\x12).loraport.executor.v1.EnsureDeviceRequest\x1a*.loraport.executor.v1.EnsureDeviceResponse0\x01\x12P\n\x05\x45vict\x12\".loraport.executor.v1.EvictRequest\x1a#.loraport.executor.v1.EvictResponse\x12P\n\x05Probe\x12\".loraport.executor.v1.ProbeRequest\x1a#.loraport.executor.v1.ProbeResponse\x12P\n\x05State\x12\".loraport.executor.v1.StateRequest\x1a#.loraport.executor.v1.StateResponse\x12P\n\x05\x44rain\x12\".loraport.executor.v1.DrainRequest\x1a#.loraport.executor.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+loraport/executor/v1/executor_service.proto\x12\x14loraport.executor.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1dloraport/types/v1/types.proto\"\xa2\x01\n\x0e\x45xecuteRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x1e\n\x10prompt_token_ids\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.loraport.types.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x05\"\xaf\x05\n\x0f\x45xecuteResponse\x12@\n\x07started\x18\x01 \x01(\x0b\x32-.loraport.executor.v1.ExecuteResponse.StartedH\x00\x12>\n\x06tokens\x18\x02 \x01(\x0b\x32,.loraport.executor.v1.ExecuteResponse.TokensH\x00\x12\x42\n\x08\x66inished\x18\x03 \x01(\x0b\x32..loraport.executor.v1.ExecuteResponse.FinishedH\x00\x1aR\n\x07Started\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\x12\x0f\n\x07load_ms\x18\x03 \x01(\x01\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x1a\x97\x01\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x35\n\x08logprobs\x18\x03 \x03(\x0b\x32#.loraport.types.v1.PositionLogprobs\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x1f\n\x17max_batch_adapter_count\x18\x05 \x01(\x05\x1a\xde\x01\n\x08\x46inished\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x36\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1f.loraport.types.v1.FinishReason\x12\'\n\x05usage\x18\x03 \x01(\x0b\x32\x18.loraport.types.v1.Usage\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x1f\n\x17max_batch_adapter_count\x18\x05 \x01(\x05\x12\x1a\n\rstop_token_id\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x07\n\x05\x65vent\"0\n\x13\x45nsureDeviceRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"E\n\x14\x45nsureDeviceResponse\x12-\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.loraport.types.v1.StageReport\")\n\x0c\x45victRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"5\n\rEvictResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x08\x12\x13\n\x0blease_count\x18\x02 \x01(\x05\"\x95\x01\n\x0cProbeRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x1e\n\x10prompt_token_ids\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12$\n\x16\x63ontinuation_token_ids\x18\x04 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x05\"F\n\rProbeResponse\x12\x35\n\x08logprobs\x18\x01 \x03(\x0b\x32#.loraport.types.v1.PositionLogprobs\"\x0e\n\x0cStateRequest\"\x94\x03\n\rStateResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x10\n\x08sequence\x18\x05 \x01(\x03\x12\r\n\x05state\x18\x06 \x01(\t\x12\x37\n\trevisions\x18\x07 \x03(\x0b\x32$.loraport.executor.v1.DeviceRevision\x12\x14\n\x0cqueued_count\x18\x08 \x01(\x05\x12\x15\n\rrunning_count\x18\t \x01(\x05\x12\x1b\n\x13kv_used_block_count\x18\n \x01(\x03\x12\x16\n\x0ekv_block_count\x18\x0b \x01(\x03\x12\x17\n\x0fpool_used_bytes\x18\x0c \x01(\x03\x12\x17\n\x0fpool_size_bytes\x18\r \x01(\x03\x12\x10\n\x08max_rank\x18\x0e \x01(\x05\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x10 \x01(\x05\x12\x12\n\nstep_count\x18\x11 \x01(\x03\"\x8d\x01\n\x0e\x44\x65viceRevision\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x13\n\x0blease_count\x18\x04 \x01(\x05\x12.\n\x06stages\x18\x05 \x03(\x0b\x32\x1e.loraport.types.v1.StageReport\"\x0e\n\x0c\x44rainRequest\"&\n\rDrainResponse\x12\x15\n\rrunning_count\x18\x01 \x01(\x05\x32\x9c\x04\n\x0f\x45xecutorService\x12X\n\x07\x45xecute\x12$.loraport.executor.v1.ExecuteRequest\x1a%.loraport.executor.v1.ExecuteResponse0\x01\x12g\n\x0c\x45nsureDevice\x12).loraport.executor.v1.EnsureDeviceRequest\x1a*.loraport.executor.v1.EnsureDeviceResponse0\x01\x12P\n\x05\x45vict\x12\".loraport.executor.v1.EvictRequest\x1a#.loraport.executor.v1.EvictResponse\x12P\n\x05Probe\x12\".loraport.executor.v1.ProbeRequest\x1a#.loraport.executor.v1.ProbeResponse\x12P\n\x05State\x12\".loraport.executor.v1.StateRequest\x1a#.loraport.executor.v1.StateResponse\x12P\n\x05\x44rain\x12\".loraport.executor.v1.DrainRequest\x1a#.loraport.executor.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,35 +50,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTEREQUEST']._serialized_start=134
   _globals['_EXECUTEREQUEST']._serialized_end=296
   _globals['_EXECUTERESPONSE']._serialized_start=299
-  _globals['_EXECUTERESPONSE']._serialized_end=931
+  _globals['_EXECUTERESPONSE']._serialized_end=986
   _globals['_EXECUTERESPONSE_STARTED']._serialized_start=516
   _globals['_EXECUTERESPONSE_STARTED']._serialized_end=598
-  _globals['_EXECUTERESPONSE_TOKENS']._serialized_start=600
-  _globals['_EXECUTERESPONSE_TOKENS']._serialized_end=697
-  _globals['_EXECUTERESPONSE_FINISHED']._serialized_start=700
-  _globals['_EXECUTERESPONSE_FINISHED']._serialized_end=922
-  _globals['_ENSUREDEVICEREQUEST']._serialized_start=933
-  _globals['_ENSUREDEVICEREQUEST']._serialized_end=981
-  _globals['_ENSUREDEVICERESPONSE']._serialized_start=983
-  _globals['_ENSUREDEVICERESPONSE']._serialized_end=1052
-  _globals['_EVICTREQUEST']._serialized_start=1054
-  _globals['_EVICTREQUEST']._serialized_end=1095
-  _globals['_EVICTRESPONSE']._serialized_start=1097
-  _globals['_EVICTRESPONSE']._serialized_end=1150
-  _globals['_PROBEREQUEST']._serialized_start=1153
-  _globals['_PROBEREQUEST']._serialized_end=1302
-  _globals['_PROBERESPONSE']._serialized_start=1304
-  _globals['_PROBERESPONSE']._serialized_end=1374
-  _globals['_STATEREQUEST']._serialized_start=1376
-  _globals['_STATEREQUEST']._serialized_end=1390
-  _globals['_STATERESPONSE']._serialized_start=1393
-  _globals['_STATERESPONSE']._serialized_end=1797
-  _globals['_DEVICEREVISION']._serialized_start=1800
-  _globals['_DEVICEREVISION']._serialized_end=1941
-  _globals['_DRAINREQUEST']._serialized_start=1943
-  _globals['_DRAINREQUEST']._serialized_end=1957
-  _globals['_DRAINRESPONSE']._serialized_start=1959
-  _globals['_DRAINRESPONSE']._serialized_end=1997
-  _globals['_EXECUTORSERVICE']._serialized_start=2000
-  _globals['_EXECUTORSERVICE']._serialized_end=2540
+  _globals['_EXECUTERESPONSE_TOKENS']._serialized_start=601
+  _globals['_EXECUTERESPONSE_TOKENS']._serialized_end=752
+  _globals['_EXECUTERESPONSE_FINISHED']._serialized_start=755
+  _globals['_EXECUTERESPONSE_FINISHED']._serialized_end=977
+  _globals['_ENSUREDEVICEREQUEST']._serialized_start=988
+  _globals['_ENSUREDEVICEREQUEST']._serialized_end=1036
+  _globals['_ENSUREDEVICERESPONSE']._serialized_start=1038
+  _globals['_ENSUREDEVICERESPONSE']._serialized_end=1107
+  _globals['_EVICTREQUEST']._serialized_start=1109
+  _globals['_EVICTREQUEST']._serialized_end=1150
+  _globals['_EVICTRESPONSE']._serialized_start=1152
+  _globals['_EVICTRESPONSE']._serialized_end=1205
+  _globals['_PROBEREQUEST']._serialized_start=1208
+  _globals['_PROBEREQUEST']._serialized_end=1357
+  _globals['_PROBERESPONSE']._serialized_start=1359
+  _globals['_PROBERESPONSE']._serialized_end=1429
+  _globals['_STATEREQUEST']._serialized_start=1431
+  _globals['_STATEREQUEST']._serialized_end=1445
+  _globals['_STATERESPONSE']._serialized_start=1448
+  _globals['_STATERESPONSE']._serialized_end=1852
+  _globals['_DEVICEREVISION']._serialized_start=1855
+  _globals['_DEVICEREVISION']._serialized_end=1996
+  _globals['_DRAINREQUEST']._serialized_start=1998
+  _globals['_DRAINREQUEST']._serialized_end=2012
+  _globals['_DRAINRESPONSE']._serialized_start=2014
+  _globals['_DRAINRESPONSE']._serialized_end=2052
+  _globals['_EXECUTORSERVICE']._serialized_start=2055
+  _globals['_EXECUTORSERVICE']._serialized_end=2595
 # @@protoc_insertion_point(module_scope)

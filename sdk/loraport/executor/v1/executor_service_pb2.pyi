@@ -36,14 +36,18 @@ class ExecuteResponse(_message.Message):
         queue_ms: float
         def __init__(self, revision_id: _Optional[str] = ..., base_id: _Optional[str] = ..., load_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ...) -> None: ...
     class Tokens(_message.Message):
-        __slots__ = ("index", "token_ids", "logprobs")
+        __slots__ = ("index", "token_ids", "logprobs", "kernel_path", "max_batch_adapter_count")
         INDEX_FIELD_NUMBER: _ClassVar[int]
         TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
         LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+        KERNEL_PATH_FIELD_NUMBER: _ClassVar[int]
+        MAX_BATCH_ADAPTER_COUNT_FIELD_NUMBER: _ClassVar[int]
         index: int
         token_ids: _containers.RepeatedScalarFieldContainer[int]
         logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]
-        def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+        kernel_path: str
+        max_batch_adapter_count: int
+        def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ..., kernel_path: _Optional[str] = ..., max_batch_adapter_count: _Optional[int] = ...) -> None: ...
     class Finished(_message.Message):
         __slots__ = ("index", "finish_reason", "usage", "kernel_path", "max_batch_adapter_count", "stop_token_id")
         INDEX_FIELD_NUMBER: _ClassVar[int]
