@@ -1,0 +1,121 @@
+"""The numbers in the tensors: found in every dtype, wherever in a tensor and in a file they are."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loraport.bundle.base import BaseModule
+from loraport.bundle.digest import sha256_digest
+from loraport.bundle.verdict import Limits
+from loraport.bundle.verify import CHUNK_BYTES
+from tests.bundle_files import (
+    HIDDEN,
+    Q0,
+    Q1,
+    V1,
+    a_name,
+    b_name,
+    codes,
+    config,
+    small_base,
+    tensors,
+    verify,
+    warned,
+    weights,
+)
+
+
+def with_value(value: float, *, name: str = a_name(Q1), at: tuple[int, int] = (1, 5)) -> dict[str, np.ndarray]:
+    values = tensors()
+    values[name][at] = value
+    return values
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -np.nan])
+def test_a_value_that_is_not_finite_is_refused_by_tensor(dtype: str, value: float) -> None:
+    verdict = verify(content=weights(with_value(value), dtype))
+    assert codes(verdict) == {"NON_FINITE"}
+    assert [found.subject for found in verdict.violations] == [a_name(Q1)]
+
+
+@pytest.mark.parametrize("at", [(0, 0), (-1, -1)])
+def test_the_last_tensor_and_its_corners_are_looked_at(at: tuple[int, int]) -> None:
+    assert "NON_FINITE" in codes(verify(content=weights(with_value(np.nan, name=b_name(V1), at=at))))
+
+
+def test_values_beyond_a_chunk_are_looked_at() -> None:
+    """A tensor of a file that spans several reads."""
+    wide = CHUNK_BYTES // 4 // 2 + 100
+    base = replace(small_base(), modules=(BaseModule("model.layers.0.self_attn.q_proj", "linear", wide, 4),))
+    settings = config(r=5, target_modules=["q_proj"])
+    values = {a_name(Q0): np.ones((5, wide), np.float32), b_name(Q0): np.ones((4, 5), np.float32)}
+    data = weights(values)
+    good = verify(settings, io.BytesIO(data), base=base)  # type: ignore[arg-type]
+    assert codes(good) == set()
+    assert good.weights_digest == sha256_digest(data)
+    values[a_name(Q0)][-1, -1] = np.inf
+    assert codes(verify(settings, io.BytesIO(weights(values)), base=base)) == {"NON_FINITE"}  # type: ignore[arg-type]
+
+
+def test_a_value_that_overflows_the_served_dtype() -> None:
+    values = weights(with_value(70_000.0))
+    assert codes(verify(content=values)) == set()
+    assert codes(verify(content=values, limits=Limits(serving_dtype="BF16"))) == set()
+    assert codes(verify(content=values, limits=Limits(serving_dtype="F16"))) == {"VALUE_OVERFLOW"}
+    assert codes(verify(content=weights(with_value(65_519.0)), limits=Limits(serving_dtype="F16"))) == set()
+    largest = weights(with_value(3.4e38, name=b_name(Q0), at=(0, 0)))
+    assert "VALUE_OVERFLOW" in codes(verify(content=largest, limits=Limits(serving_dtype="BF16")))
+
+
+def test_an_update_that_can_overflow() -> None:
+    assert codes(verify(content=weights(with_value(1e35)))) == {"UPDATE_OVERFLOW"}
+    assert codes(verify(content=weights(with_value(1e20)))) == set()
+
+
+def test_zero_b_is_admitted_with_a_warning() -> None:
+    values = tensors()
+    for name in values:
+        if "lora_B" in name:
+            values[name][:] = -0.0
+    verdict = verify(content=weights(values))
+    assert codes(verdict) == set()
+    assert warned(verdict) == {"NO_EFFECT"}
+    assert "every B" in verdict.warnings[0].detail
+
+
+def test_one_zero_b_is_named() -> None:
+    values = tensors()
+    values[b_name(Q1)][:] = 0
+    verdict = verify(content=weights(values))
+    assert [(warning.code, warning.subject) for warning in verdict.warnings] == [("NO_EFFECT", Q1)]
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_many_denormals_are_a_warning(dtype: str) -> None:
+    values = tensors()
+    values[a_name(Q0)] = np.full((2, HIDDEN), 1e-39 if dtype != "F16" else 1e-6, np.float32)
+    verdict = verify(content=weights(values, dtype))
+    assert codes(verdict) == set()
+    assert warned(verdict) == {"DENORMALS"}
+
+
+def test_zeros_are_not_denormals() -> None:
+    values = tensors()
+    values[a_name(Q0)][:] = 0
+    assert warned(verify(content=weights(values))) == set()
+
+
+class _Shrinking(io.BytesIO):
+    """A file that says it is longer than what can be read."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size) if self.tell() < 800 else b""
+
+
+def test_a_file_that_shrinks_while_it_is_read() -> None:
+    verdict = verify(content=_Shrinking(weights()))  # type: ignore[arg-type]
+    assert "DATA_TRUNCATED" in codes(verdict)
+    assert verdict.weights_digest is None
