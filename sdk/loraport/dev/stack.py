@@ -1,0 +1,233 @@
+"""A local stack: up, status, down.
+
+`up` decides everything first (bases, ports, programs), then starts all processes, waits until they are healthy, and
+registers the base models. What was started is on disk before anything is waited for, so that a stack whose `up` was
+killed is found and ended by the next `up` or `down`. Whatever fails on the way, nothing is left running.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loraport.admin import AdminClient
+from loraport.dev.bases import DEFAULT_BASE, ensure_default_base, parse_bases, plan_executors, read_bases
+from loraport.dev.commands import (
+    Program,
+    StackPlan,
+    environment,
+    make_endpoints,
+    make_programs,
+    rclone_program,
+    valkey_program,
+)
+from loraport.dev.credentials import ensure_credentials, write_private
+from loraport.dev.health import HealthProbe, accepts, port_free, wait_ready
+from loraport.dev.layout import ENDPOINTS_SCHEMA, Layout, Ports, StackError, read_endpoints
+from loraport.dev.processes import ProcessRecord, find, spawn, stop_all
+from loraport.dev.state import StackState, forget, locked, read_state, write_state
+from loraport.errors import LoraportError
+
+READY_TIMEOUT_S = 300.0
+DRAIN_S = 25.0
+HIGHEST_PORT_BASE = 65_535 - 21
+# Users first, storage last, so that a request in flight finds everything it needs until it has ended.
+STOP_ORDER = (("router",), ("executor",), ("loader",), ("registry",), ("s3", "valkey"))
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What `up` was asked for. `bases` are `[NAME=]DIR` arguments; none means the default base."""
+
+    data: Path
+    port_base: int
+    bases: tuple[str, ...] = ()
+    executors: int = 1
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStatus:
+    """One process of a stack as it is now. `state` is `serving`, `starting` or `gone`."""
+
+    name: str
+    pid: int
+    port: int
+    state: str
+    log: str
+
+
+def up(options: UpOptions, progress: Progress) -> tuple[dict[str, Any], bool]:
+    """Starts a stack and returns its endpoints, and whether it ran already.
+
+    Raises:
+        StackError: it cannot be started; nothing is left running.
+    """
+    layout = Layout.at(options.data)
+    try:
+        with locked(layout):
+            running = read_state(layout)
+            if running is not None and running.complete and all(map(find, running.processes)):
+                return read_endpoints(layout.data), True
+            if running is not None:
+                progress("ending what an earlier stack left behind")
+                _stop(layout, running)
+            return _start(layout, options, progress), False
+    except OSError as error:
+        where = error.filename or layout.data
+        raise StackError(f"cannot use the data directory: {where}: {error.strerror or error}") from None
+
+
+def down(data: Path) -> list[str]:
+    """Ends the stack at `data` and returns the names of the processes that ran.
+
+    Raises:
+        StackError: another command is at work on it, or the directory cannot be used.
+    """
+    layout = Layout.at(data)
+    if not layout.state.exists():
+        return []
+    try:
+        with locked(layout):
+            state = read_state(layout)
+            return _stop(layout, state) if state is not None else []
+    except OSError as error:
+        raise StackError(f"cannot use {error.filename or layout.data}: {error.strerror or error}") from None
+
+
+def status(data: Path) -> list[ProcessStatus]:
+    """Returns the processes of the stack at `data`, none when there is no stack."""
+    layout = Layout.at(data)
+    state = read_state(layout)
+    if state is None:
+        return []
+    probe = HealthProbe(layout)
+    try:
+        return [
+            ProcessStatus(
+                name=record.name,
+                pid=record.pid,
+                port=record.port,
+                state="gone" if find(record) is None else ("serving" if _ready(probe, record) else "starting"),
+                log=str(layout.log(record.name)),
+            )
+            for record in state.processes
+        ]
+    finally:
+        probe.close()
+
+
+def _start(layout: Layout, options: UpOptions, progress: Progress) -> dict[str, Any]:
+    plan = _plan(layout, options, progress)
+    ensure_credentials(layout, [executor.name for executor in plan.executors])
+    programs = make_programs(plan)
+    records: list[ProcessRecord] = []
+    try:
+        for program in programs:
+            progress(f"{program.name}: starting")
+            records.append(_spawn(layout, program))
+            write_state(layout, port_base=options.port_base, complete=False, processes=records)
+        _bring_up(plan, programs, records, progress)
+        endpoints = make_endpoints(plan)
+        write_private(layout.endpoints, json.dumps({"schema": ENDPOINTS_SCHEMA, **endpoints}, indent=1).encode())
+        write_state(layout, port_base=options.port_base, complete=True, processes=records)
+    except BaseException:
+        stop_all(records, grace_s=3.0)
+        forget(layout)
+        raise
+    return read_endpoints(layout.data)
+
+
+def _plan(layout: Layout, options: UpOptions, progress: Progress) -> StackPlan:
+    if not 1024 <= options.port_base <= HIGHEST_PORT_BASE:
+        raise StackError(f"--port-base must be in [1024, {HIGHEST_PORT_BASE}], not {options.port_base}")
+    valkey_program()
+    rclone_program()
+    directories = parse_bases(options.bases)
+    names = list(directories) or [DEFAULT_BASE]
+    executors = plan_executors(names, per_base=options.executors)
+    ports = Ports(options.port_base)
+    for what, port in ports.used(len(executors)):
+        if not port_free(port):
+            raise StackError(f"port {port} ({what}) is taken; choose others with --port-base N")
+    directories = directories or {DEFAULT_BASE: ensure_default_base(layout, progress)}
+    bases = read_bases(directories, progress)
+    return StackPlan(layout=layout, ports=ports, bases=bases, executors=executors, dtype=options.dtype)
+
+
+def _spawn(layout: Layout, program: Program) -> ProcessRecord:
+    log = layout.log(program.name)
+    # One log per run: what an earlier run wrote would be taken for what this one does.
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))
+    return spawn(program.name, program.command, port=program.port, log=log, env=environment(program))
+
+
+def _bring_up(
+    plan: StackPlan, programs: Sequence[Program], records: Sequence[ProcessRecord], progress: Progress
+) -> None:
+    """Waits for the registry, registers the bases, then waits for everything."""
+    probe = HealthProbe(plan.layout)
+    kinds = {program.name: program.kind for program in programs}
+    first = [record for record in records if kinds[record.name] in ("valkey", "s3", "registry")]
+    rest = [record for record in records if record not in first]
+
+    def ready(record: ProcessRecord) -> bool:
+        return _ready(probe, record)
+
+    try:
+        wait_ready(plan.layout, first, ready, progress, timeout_s=READY_TIMEOUT_S)
+        _register_bases(plan, progress)
+        # The slowest, an executor, last: it is the one whose progress is shown.
+        rest.sort(key=lambda record: kinds[record.name] == "executor")
+        wait_ready(plan.layout, rest, ready, progress, timeout_s=READY_TIMEOUT_S)
+    finally:
+        probe.close()
+
+
+def _ready(probe: HealthProbe, record: ProcessRecord) -> bool:
+    if record.name in ("valkey", "s3"):
+        return accepts(record.port)
+    return probe.serving(record.port)
+
+
+def _register_bases(plan: StackPlan, progress: Progress) -> None:
+    layout, endpoints = plan.layout, make_endpoints(plan)
+    with AdminClient(
+        registry=endpoints["registry"],
+        router_admin=endpoints["router_admin"],
+        loader_upload=endpoints["loader_upload"],
+        ca=layout.certificate("ca").read_bytes(),
+        certificate=layout.certificate("admin").read_bytes(),
+        key=layout.private_key("admin").read_bytes(),
+    ) as admin:
+        for base in plan.bases:
+            progress(f"base {base.name}: registering")
+            try:
+                admin.create_base_model(base.name, base.spec)
+            except LoraportError as error:
+                if error.reason == "BASE_MODEL_EXISTS":
+                    raise StackError(
+                        f"--base {base.name}: this data directory knows another model by that name; "
+                        "use another name, or another --data"
+                    ) from None
+                raise StackError(f"--base {base.name}: {error}") from None
+
+
+def _stop(layout: Layout, state: StackState) -> list[str]:
+    """Ends the processes in order, forgets the stack, and returns the names of those that ran."""
+    alive = [record for record in state.processes if find(record) is not None]
+    remaining = list(alive)
+    for group in STOP_ORDER:
+        members = [record for record in remaining if _kind(record) in group]
+        remaining = [record for record in remaining if record not in members]
+        stop_all(members, grace_s=DRAIN_S)
+    forget(layout)
+    return [record.name for record in alive]
+
+
+def _kind(record: ProcessRecord) -> str:
+    return record.name if record.name in ("router", "loader", "registry", "s3", "valkey") else "executor"

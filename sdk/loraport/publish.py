@@ -1,0 +1,212 @@
+"""From a bundle's directory to a revision that may serve.
+
+The publisher runs the very verification that the loader runs: a bundle that would be refused never leaves this
+machine. What is signed is derived from the bytes that are then sent; the loader derives it again from the bytes that
+arrived.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from loraport.admin import AdminClient
+from loraport.bundle.base import BaseSpec
+from loraport.bundle.bundle_dir import BundleFiles, read_bundle_dir
+from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, SigningKey, sign_envelope
+from loraport.bundle.manifest import build_manifest
+from loraport.bundle.verdict import Verdict, Violation
+from loraport.bundle.verify import verify_bundle
+from loraport.errors import LoraportError
+from loraport.loader.v1.loader_service_pb2 import FileChunk, UploadRequest
+from loraport.registry.v1.adapter_service_pb2 import Revision
+
+CHUNK_BYTES = 256 * 1024
+REFUSED = "REFUSED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What became of a bundle.
+
+    `state` is a revision's state, or REFUSED when the bundle was refused before anything was sent; `revision_id` is
+    then None. `version` is the publisher's number. `reasons` and `warnings` are as verification gave them.
+    """
+
+    revision_id: str | None
+    state: str
+    version: int
+    reasons: tuple[Violation, ...] = ()
+    warnings: tuple[Violation, ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        """True when the revision may be approved or serves already."""
+        return self.state in ("VERIFIED", "ACTIVE")
+
+
+def state_name(revision: Revision) -> str:
+    """Returns a revision's state without its prefix, e.g. `ACTIVE`."""
+    return Revision.State.Name(revision.state).removeprefix("STATE_")
+
+
+def next_version(admin: AdminClient, tenant: str, adapter: str) -> int:
+    """Returns the version after the highest one ever registered, 1 for a new adapter."""
+    try:
+        return int(admin.get_adapter(tenant, adapter).latest_version) + 1
+    except LoraportError as error:
+        if error.reason == "ADAPTER_NOT_FOUND":
+            return 1
+        raise
+
+
+def publish(
+    admin: AdminClient,
+    directory: str | Path,
+    *,
+    tenant: str,
+    adapter: str,
+    base: str,
+    signer: SigningKey,
+    version: int | None = None,
+    approve: bool = False,
+    alias: str | None = None,
+    notes: str = "",
+) -> Publication:
+    """Verifies, signs, registers and uploads a bundle; on request approves it and points an alias at it.
+
+    `base` is the id of a registered base model. `version` defaults to the one after the latest. Publishing the same
+    bytes under the same adapter again changes nothing, takes up an interrupted upload, and still approves and sets
+    the alias.
+
+    Raises:
+        LoraportError: a service refused a step.
+        BundleDirError: `directory` cannot be read.
+        OSError: a file cannot be read.
+    """
+    spec = admin.base_spec(base)
+    with read_bundle_dir(directory) as files:
+        verdict = verify_files(files, base=spec, tenant=tenant)
+        number = version if version is not None else next_version(admin, tenant, adapter)
+        if verdict.revision_id is None:
+            return Publication(
+                revision_id=None,
+                state=REFUSED,
+                version=number,
+                reasons=verdict.violations,
+                warnings=verdict.warnings,
+            )
+        known = _find_revision(admin, verdict.revision_id, tenant, adapter, version)
+        if known is None:
+            envelope = sign_manifest(
+                verdict, signer, adapter=adapter, version=number, source=Path(directory).absolute().name, notes=notes
+            )
+        else:
+            number, envelope = int(known.version), known.manifest_envelope
+        if known is None or state_name(known) == "PENDING":
+            session = admin.register_revision(tenant, envelope).upload_session
+            result = _upload(admin, session, files)
+        else:
+            result = Publication(
+                revision_id=verdict.revision_id,
+                state=state_name(known),
+                version=number,
+                reasons=tuple(Violation(item.code, item.detail, item.subject) for item in known.reasons),
+            )
+    publication = Publication(
+        revision_id=verdict.revision_id,
+        state=result.state,
+        version=number,
+        reasons=result.reasons,
+        warnings=verdict.warnings,
+    )
+    return _put_into_service(admin, publication, tenant, adapter, approve=approve, alias=alias)
+
+
+def verify_files(files: BundleFiles, *, base: BaseSpec, tenant: str) -> Verdict:
+    """Verifies an open bundle and leaves its weights at their beginning. Raises OSError."""
+    verdict = verify_bundle(
+        files.config,
+        files.weights,
+        base=base,
+        tenant=tenant,
+        other_files=files.ignored,
+        file_violations=files.violations,
+    )
+    if files.weights is not None:
+        files.weights.seek(0)
+    return verdict
+
+
+def sign_manifest(
+    verdict: Verdict, signer: SigningKey, *, adapter: str, version: int, source: str, notes: str = ""
+) -> bytes:
+    """Returns the signed manifest of an admitted bundle, created now, from the directory called `source`.
+
+    Raises:
+        ManifestError: the bundle was not admitted, or an argument is not legal.
+    """
+    manifest = build_manifest(
+        verdict,
+        adapter=adapter,
+        version=version,
+        created_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        source={"kind": "directory", "uri": source or "bundle"},
+        notes=notes,
+    )
+    return sign_envelope(IN_TOTO_PAYLOAD_TYPE, manifest, signer)
+
+
+def upload_parts(session: bytes, config: bytes, weights: BinaryIO) -> Iterator[UploadRequest]:
+    """Yields an upload: the session, the config, the weights in pieces. Reads `weights` from where it stands."""
+    yield UploadRequest(session=session)
+    yield UploadRequest(chunk=FileChunk(file=FileChunk.FILE_CONFIG, data=config))
+    while piece := weights.read(CHUNK_BYTES):
+        yield UploadRequest(chunk=FileChunk(file=FileChunk.FILE_WEIGHTS, data=piece))
+
+
+def _find_revision(
+    admin: AdminClient, revision_id: str, tenant: str, adapter: str, version: int | None
+) -> Revision | None:
+    """Returns the revision if these bytes are registered under this adapter (and version, where one is asked for)."""
+    try:
+        known = admin.get_revision(revision_id)
+    except LoraportError as error:
+        if error.reason == "REVISION_NOT_FOUND":
+            return None
+        raise
+    same = known.name.startswith(f"tenants/{tenant}/adapters/{adapter}/revisions/")
+    # Anything else is for the registry to judge; it answers REVISION_EXISTS.
+    return known if same and version in (None, known.version) else None
+
+
+def _upload(admin: AdminClient, session: bytes, files: BundleFiles) -> Publication:
+    if files.config is None or files.weights is None:
+        raise ValueError("only a complete bundle is uploaded")
+    response = admin.upload(upload_parts(session, files.config, files.weights))
+    return Publication(
+        revision_id=response.revision_id,
+        state="VERIFIED" if response.admitted else "QUARANTINED",
+        version=0,
+        reasons=tuple(Violation(item.code, item.detail, item.subject) for item in response.violations),
+    )
+
+
+def _put_into_service(
+    admin: AdminClient, publication: Publication, tenant: str, adapter: str, *, approve: bool, alias: str | None
+) -> Publication:
+    revision_id, state = publication.revision_id, publication.state
+    if revision_id is None or not publication.accepted:
+        return publication
+    if approve and state == "VERIFIED":
+        state = state_name(admin.approve_revision(revision_id))
+    if alias is not None:
+        admin.set_alias(tenant, adapter, alias, revision_id)
+    return Publication(
+        revision_id=revision_id,
+        state=state,
+        version=publication.version,
+        reasons=publication.reasons,
+        warnings=publication.warnings,
+    )
