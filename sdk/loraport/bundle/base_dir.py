@@ -183,7 +183,10 @@ def _modules(
         # The experts of a mixture are bare parameters in the model, whatever the checkpoint calls them.
         if (is_head and tied) or ".experts." in path:
             continue
-        path = prefix + path if bare and not is_head else path
+        if is_head:
+            path = "lm_head"  # GPT-NeoX checkpoints still say embed_out, its class no longer does
+        elif bare:
+            path = prefix + path
         modules.append(_module(path, tensor.shape, family=family, vocab_size=vocab_size, is_head=is_head))
     return tuple(sorted(modules, key=lambda module: module.path))
 

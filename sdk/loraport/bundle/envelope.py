@@ -166,6 +166,18 @@ def signed_by(envelope: bytes) -> tuple[str, ...]:
     return tuple(sorted(_parse(envelope).signatures))
 
 
+def claimed_payload(envelope: bytes, *, payload_type: str) -> bytes:
+    """Returns the payload without looking at a signature: for a caller that knows the payload's digest otherwise.
+
+    Raises:
+        EnvelopeError: TOO_LARGE, MALFORMED, DUPLICATE_SIGNATURE or PAYLOAD_TYPE.
+    """
+    parsed = _parse(envelope)
+    if parsed.payload_type != payload_type:
+        raise EnvelopeError("PAYLOAD_TYPE", f"expected {payload_type}, found {parsed.payload_type!r:.100}")
+    return parsed.payload
+
+
 def _load_public(pem: bytes | str) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(pem.encode() if isinstance(pem, str) else pem)

@@ -15,6 +15,7 @@ from loraport.bundle.envelope import (
     IN_TOTO_PAYLOAD_TYPE,
     EnvelopeError,
     SigningKey,
+    claimed_payload,
     key_id,
     sign_envelope,
     signed_by,
@@ -104,6 +105,13 @@ def test_refusals_have_codes() -> None:
     ]  # fmt: skip
     for envelope in malformed:
         assert refusal(envelope) == "MALFORMED", envelope[:200]
+
+
+def test_a_claimed_payload_is_of_the_type_asked_for() -> None:
+    envelope = sign_envelope(IN_TOTO_PAYLOAD_TYPE, PAYLOAD, ONE)
+    assert claimed_payload(envelope, payload_type=IN_TOTO_PAYLOAD_TYPE) == PAYLOAD
+    with pytest.raises(EnvelopeError, match="PAYLOAD_TYPE"):
+        claimed_payload(envelope, payload_type="text/plain")
 
 
 def test_only_ed25519_is_trusted() -> None:
