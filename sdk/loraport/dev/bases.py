@@ -3,9 +3,9 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from loraport.bundle.base import BaseSpec
 from loraport.bundle.base_dir import BaseModelError, read_base_dir
 from loraport.dev.layout import MAX_EXECUTORS, Layout, StackError
+from loraport.dev.processes import last_line
 
 DEFAULT_BASE = "smollm2"
 CONVERTER = "services.executor.model.gguf_base"
@@ -110,11 +111,9 @@ def ensure_default_base(layout: Layout, progress: Callable[[str], None]) -> Path
     log = layout.log("convert")
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log.open("wb") as output:
-            code = _run([sys.executable, "-m", CONVERTER, str(temporary)], output.fileno())
+        code = _run([sys.executable, "-m", CONVERTER, str(temporary)], log, progress)
         if code != 0:
-            lines = log.read_text("utf-8", "replace").splitlines()
-            reason = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
+            reason = last_line(log) or f"exit code {code}"
             raise StackError(f"base {DEFAULT_BASE}: the conversion failed: {reason:.300}; see {log}")
         temporary.replace(target)
     finally:
@@ -122,15 +121,20 @@ def ensure_default_base(layout: Layout, progress: Callable[[str], None]) -> Path
     return target
 
 
-def _run(command: Sequence[str], output: int) -> int:
-    """Runs a command in its own session and ends it when this process is interrupted."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-    )
+def _run(command: Sequence[str], log: Path, progress: Callable[[str], None]) -> int:
+    """Runs a command in its own session and shows its last line; ends it when this process is interrupted."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
-        return process.wait()
+        while (code := process.poll()) is None:
+            if line := last_line(log):
+                progress(f"base {DEFAULT_BASE}: {line.removeprefix('gguf_base: ')}")
+            time.sleep(0.1)
+        return code
     except BaseException:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
         raise
 
