@@ -4,6 +4,7 @@ The table says what the checkpoint holds, not what an executor can serve; the li
 verification say the latter.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -71,7 +72,12 @@ class BaseSpec:
 
 def base_id(spec: BaseSpec) -> str:
     """Returns the digest that identifies a base: it covers weights, config and tokenizer, and no names."""
-    return sha256_digest(canonical({"schema": SCHEMA, **spec.digests()}))
+    return base_id_of(spec.digests())
+
+
+def base_id_of(digests: Mapping[str, str]) -> str:
+    """Returns the base id of three digests, named as in `BaseSpec.digests` and in an adapter's identity."""
+    return sha256_digest(canonical({"schema": SCHEMA, **digests}))
 
 
 def to_json(spec: BaseSpec) -> dict[str, Any]:

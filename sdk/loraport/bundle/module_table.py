@@ -28,6 +28,11 @@ _FOREIGN: tuple[tuple[str, str, str], ...] = (
     (".lora_diag", "UNSUPPORTED_KASA", "a diagonal of KaSA"),
     (".base_layer.lora_", "UNSUPPORTED_PARAMETERS", "LoRA on bare parameters"),
     (".base_layer.bias", "UNSUPPORTED_BIAS", "a bias of the base"),
+    (
+        ".base_layer.weight",
+        "UNSUPPORTED_FULL_WEIGHT",
+        "a copy of a whole weight; save the adapter with save_embedding_layers=False",
+    ),
     ("lora_down", "UNSUPPORTED_FORMAT", "a name of kohya or diffusers"),
     ("lora_up", "UNSUPPORTED_FORMAT", "a name of kohya or diffusers"),
     ("_lora.down", "UNSUPPORTED_FORMAT", "a name of diffusers"),
@@ -115,7 +120,9 @@ def _explain(name: str, path: str | None, base: BaseSpec, module: BaseModule | N
     if path is not None:
         return Violation("UNKNOWN_TENSOR", f"{name}: the base has no module {path}", name)
     if name.startswith(PREFIX):
-        return Violation("UNSUPPORTED_FULL_WEIGHT", f"{name}: not an A or B but a whole weight", name)
+        return Violation(
+            "UNSUPPORTED_FULL_WEIGHT", f"{name}: not an A or B but a whole weight, which would replace the base's", name
+        )
     return Violation("UNKNOWN_TENSOR", f"{name}: not a tensor of a PEFT LoRA adapter", name)
 
 
