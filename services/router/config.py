@@ -32,7 +32,7 @@ class RouterConfig:
     trust_dir: str
     # Ed25519 private key (PEM) that signs tickets.
     signing_key: str
-    # Secret under which API keys are hashed, shared with the registry; the file's bytes without outer white space.
+    # Secret under which API keys are hashed, shared with the registry: the file's bytes as they are, at least 32.
     pepper_file: str
     # The notice board; empty for none. Losing it only makes residency up to `poll_interval_s` older.
     valkey_url: str = ""

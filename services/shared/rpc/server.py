@@ -178,11 +178,11 @@ class Server:
             raise OSError(f"cannot listen on {address}: the port is taken or the address is not of this machine")
         return int(port)
 
-    async def start(self) -> None:
-        """Checks that every method has a policy and starts serving; health says SERVING."""
+    async def start(self, *, serving: bool = True) -> None:
+        """Checks that every method has a policy and starts serving; health says what `serving` says."""
         require_policies(self._methods)
+        await self.set_serving(serving)
         await self._server.start()
-        await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:
         """Sets what the health service answers."""

@@ -1,0 +1,10 @@
+"""`python -m services.router --config FILE.json`."""
+
+import sys
+
+from services.router.config import RouterConfig
+from services.router.service import build
+from services.shared.rpc.service import main
+
+if __name__ == "__main__":
+    sys.exit(main("router", RouterConfig, build))

@@ -1,0 +1,151 @@
+"""From what a caller asks for to a job that can be queued: resolve, check, tokenize."""
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+
+from services.router.bases import Bases, ServedBase
+from services.router.catalog_view import RecordChecker, Target, check_target, inactive, not_found, resolve, resolve_base
+from services.router.fleet import Fleet
+from services.router.ports import Catalog
+from services.router.validate import Prompt, RequestLimits, Sampling, check_prompt, check_request, fit_context
+from services.shared.catalog import RevisionItem
+from services.shared.errors import FaultList, LoraportError
+
+CATCH_UP_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request as it was sent. `first_token_timeout_s` is None for none."""
+
+    target: Target
+    prompt: Prompt
+    sampling: Sampling
+    session_id: str = ""
+    priority: int = 0
+    first_token_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A request that may be queued. `revision` is None for the base model; `sampling.max_tokens` is set."""
+
+    id: str
+    tenant: str
+    weight: float
+    base: ServedBase
+    revision: RevisionItem | None
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    priority: int
+    first_token_timeout_s: float | None
+
+    @property
+    def revision_id(self) -> str:
+        """The revision's id, empty for the base model."""
+        return self.revision.revision_id if self.revision is not None else ""
+
+
+class Door:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        records: RecordChecker,
+        bases: Bases,
+        fleet: Fleet,
+        *,
+        max_prompt_tokens: int,
+        max_tokens: int,
+    ) -> None:
+        self._catalog = catalog
+        self._records = records
+        self._bases = bases
+        self._fleet = fleet
+        self._max_prompt_tokens = max_prompt_tokens
+        self._max_tokens = max_tokens
+
+    async def admit(self, tenant: str, ask: Ask) -> Job:
+        """Returns the job.
+
+        Raises:
+            LoraportError: ADAPTER_NOT_FOUND, REVISION_NOT_ACTIVE, INVALID_REQUEST, PROMPT_TOO_LONG,
+                EXECUTOR_UNAVAILABLE.
+        """
+        base, revision = await self._resolve(tenant, ask.target)
+        limits = self._limits(base)
+        check_request(
+            ask.prompt,
+            ask.sampling,
+            session_id=ask.session_id,
+            priority=ask.priority,
+            first_token_timeout_s=ask.first_token_timeout_s,
+            limits=limits,
+        )
+        token_ids = await self._tokenize(base, ask.prompt)
+        owner = self._catalog.view.tenants.get(tenant)
+        return Job(
+            id=uuid.uuid4().hex,
+            tenant=tenant,
+            weight=owner.weight if owner is not None else 1.0,
+            base=base,
+            revision=revision,
+            prompt_token_ids=token_ids,
+            sampling=fit_context(ask.sampling, len(token_ids), limits=limits),
+            priority=ask.priority,
+            first_token_timeout_s=ask.first_token_timeout_s,
+        )
+
+    async def count_tokens(self, tenant: str, target: Target, prompt: Prompt) -> tuple[int, ...]:
+        """Returns the ids that a prompt takes. Raises as `admit`."""
+        base, _ = await self._resolve(tenant, target)
+        faults = FaultList()
+        check_prompt(prompt, faults, vocab_size=base.vocab_size)
+        faults.raise_if_any()
+        return await self._tokenize(base, prompt)
+
+    async def _resolve(self, tenant: str, target: Target) -> tuple[ServedBase, RevisionItem | None]:
+        faults = FaultList()
+        check_target(target, faults)
+        faults.raise_if_any()
+        if target.is_base:
+            return await self._bases.get(await self._resolve_base(tenant, target.base_model)), None
+        item = await self._resolve_revision(tenant, target)
+        return await self._bases.get(item.base_model), item
+
+    async def _resolve_revision(self, tenant: str, target: Target) -> RevisionItem:
+        """A miss, of whatever kind, is answered only after the view is as new as the registry."""
+        item = resolve(self._catalog.view, tenant, target)
+        if item is None or not self._records.is_active(self._catalog.view, item):
+            await self._catalog.catch_up(CATCH_UP_S)
+            item = resolve(self._catalog.view, tenant, target)
+        if item is None:
+            raise not_found()
+        if not self._records.is_active(self._catalog.view, item):
+            raise inactive(item, tenant)
+        return item
+
+    async def _resolve_base(self, tenant: str, wanted: str) -> str:
+        try:
+            return resolve_base(self._catalog.view.tenants.get(tenant), wanted, self._bases.known())
+        except LoraportError:
+            await self._catalog.catch_up(CATCH_UP_S)
+            return resolve_base(self._catalog.view.tenants.get(tenant), wanted, self._bases.known())
+
+    def _limits(self, base: ServedBase) -> RequestLimits:
+        return RequestLimits(
+            vocab_size=base.vocab_size,
+            context_tokens=self._fleet.view().context_tokens(base.base_model, base.max_positions),
+            max_prompt_tokens=self._max_prompt_tokens,
+            max_tokens=self._max_tokens,
+        )
+
+    async def _tokenize(self, base: ServedBase, prompt: Prompt) -> tuple[int, ...]:
+        """Runs in a thread: a megabyte of text takes a while, and the event loop serves everybody."""
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        if prompt.messages is not None:
+            return await asyncio.to_thread(base.text.encode_messages, prompt.messages)
+        return await asyncio.to_thread(base.text.encode, prompt.text or "")

@@ -1,0 +1,106 @@
+"""An executor over gRPC."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from loraport.executor.v1 import executor_service_pb2 as pb
+from loraport.executor.v1 import executor_service_pb2_grpc as stubs
+from loraport.types.v1 import types_pb2
+from services.router import wire
+from services.router.events import ExecutorEvent, ExecutorFinished, ExecutorStarted, ExecutorTokens, Order, Usage
+from services.router.ports import ExecutorState
+from services.shared.errors import LoraportError
+from services.shared.residency import Notice, Resident
+from services.shared.rpc.status import from_rpc_error
+
+
+class ExecutorClient:
+    """See `services.router.ports.Executor`."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = stubs.ExecutorServiceStub(channel)
+
+    async def state(self, timeout_s: float) -> ExecutorState:
+        try:
+            state = await self._stub.State(pb.StateRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
+        return _state(state)
+
+    def execute(self, order: Order, *, timeout_s: float) -> "GrpcExecution":
+        request = pb.ExecuteRequest(
+            ticket=order.ticket,
+            revision_id=order.revision_id,
+            prompt_token_ids=order.prompt_token_ids,
+            sampling=wire.sampling_to_proto(order.sampling),
+            priority=order.priority,
+        )
+        return GrpcExecution(self._stub.Execute(request, timeout=timeout_s))
+
+
+class GrpcExecution:
+    """See `services.router.ports.Execution`."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def events(self) -> AsyncIterator[ExecutorEvent]:
+        try:
+            async for response in self._call:
+                yield _event(response)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+def _event(response: pb.ExecuteResponse) -> ExecutorEvent:
+    match response.WhichOneof("event"):
+        case "started":
+            started = response.started
+            return ExecutorStarted(started.revision_id, started.base_id, started.load_ms, started.queue_ms)
+        case "tokens":
+            tokens = response.tokens
+            return ExecutorTokens(
+                tokens.index,
+                tuple(tokens.token_ids),
+                tuple(tokens.logprobs),
+                tokens.kernel_path,
+                tokens.max_batch_adapter_count,
+            )
+        case "finished":
+            finished = response.finished
+            return ExecutorFinished(
+                finished.index,
+                "length" if finished.finish_reason == types_pb2.FINISH_REASON_LENGTH else "stop",
+                Usage(
+                    finished.usage.prompt_token_count,
+                    finished.usage.completion_token_count,
+                    finished.usage.cached_token_count,
+                ),
+                finished.kernel_path,
+                finished.max_batch_adapter_count,
+                finished.stop_token_id if finished.HasField("stop_token_id") else None,
+            )
+        case _:
+            raise LoraportError("INTERNAL", "the executor sent an empty event")
+
+
+def _state(state: pb.StateResponse) -> ExecutorState:
+    revisions = tuple(Resident(r.revision_id, r.state, r.size_bytes, r.lease_count) for r in state.revisions)
+    report = Notice(
+        executor=state.executor,
+        base_id=state.base_id,
+        epoch=state.epoch,
+        sequence=state.sequence,
+        time_ms=0,
+        queued_count=state.queued_count,
+        running_count=state.running_count,
+        pool_used_bytes=state.pool_used_bytes,
+        pool_size_bytes=state.pool_size_bytes,
+        revisions=revisions,
+    )
+    return ExecutorState(state.base_id, state.state, state.max_rank, state.max_context_tokens, report)

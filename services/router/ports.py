@@ -1,0 +1,58 @@
+"""The router's outside world. Only `LoraportError` crosses these ports."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.router.events import ExecutorEvent, Order
+from services.shared.catalog import CatalogView
+from services.shared.residency import Notice
+
+
+class Catalog(Protocol):
+    """The registry's catalog as far as it is known here."""
+
+    @property
+    def view(self) -> CatalogView:
+        """The view; incomplete until it is synced."""
+
+    async def catch_up(self, timeout_s: float) -> bool:
+        """Makes the view as new as the registry is now; False when that took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorState:
+    """An executor's own word. `state` is SERVING, DRAINING or FAILED."""
+
+    base_id: str
+    state: str
+    max_rank: int
+    max_context: int
+    report: Notice
+
+
+class Execution(Protocol):
+    """One request on an executor."""
+
+    def events(self) -> AsyncIterator[ExecutorEvent]:
+        """Yields what the executor says, to the end. Raises LoraportError."""
+
+    def cancel(self) -> None:
+        """Ends the request; harmless when it has ended."""
+
+
+class Executor(Protocol):
+    """One executor."""
+
+    async def state(self, timeout_s: float) -> ExecutorState:
+        """Asks for its state. Raises LoraportError: EXECUTOR_UNAVAILABLE, DEADLINE_EXCEEDED."""
+
+    def execute(self, order: Order, *, timeout_s: float) -> Execution:
+        """Sends a request."""
+
+
+class NoticeBoard(Protocol):
+    """The board that executors report to; an absent board is an empty one."""
+
+    async def get(self, executors: Sequence[str]) -> dict[str, Notice]:
+        """Returns the notices that are there."""

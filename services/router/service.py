@@ -1,0 +1,166 @@
+"""The router as a process: everything wired together, started and stopped."""
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from loraport.bundle.envelope import EnvelopeError, SigningKey
+from loraport.router.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
+from loraport.router.v1.router_admin_service_pb2_grpc import add_RouterAdminServiceServicer_to_server
+from services.router import paging
+from services.router.admin_servicer import RouterAdminServicer
+from services.router.admission import Admission
+from services.router.auth import authenticator
+from services.router.bases import Bases
+from services.router.catalog_view import RecordChecker
+from services.router.config import RouterConfig
+from services.router.door import Door
+from services.router.executor_client import ExecutorClient
+from services.router.fair_queue import FairQueue
+from services.router.fleet import Fleet
+from services.router.ledger import Ledger
+from services.router.relay import RelayParts
+from services.router.servicer import InferenceServicer
+from services.router.text import BaseText, TextError
+from services.router.validate import MAX_ANSWERS
+from services.shared.board import Board
+from services.shared.catalog import RevisionItem
+from services.shared.catalog_client import CatalogClient
+from services.shared.clock import SystemClock
+from services.shared.config import ConfigError
+from services.shared.rpc.channels import peer_channel
+from services.shared.rpc.identity import CertificateAuthorities
+from services.shared.rpc.server import Server
+from services.shared.trust import TrustError, TrustStore
+
+log = structlog.get_logger()
+
+# How often a router that waits for its first catalog says so.
+SYNC_LOG_S = 10.0
+MIN_PEPPER_BYTES = 32
+
+
+class RouterService:
+    """See `services.shared.rpc.service.Service`. It starts without registry, executors or notice board."""
+
+    def __init__(self, config: RouterConfig, texts: dict[str, BaseText]) -> None:
+        """Reads every file that the configuration names. Raises OSError or ConfigError."""
+        self._config = config
+        self._clock = SystemClock()
+        self._tls = config.tls.read()
+        pepper, signing_key, trust = _secrets(config)
+        registry = peer_channel(config.registry_address, config.tls)
+        executors = {e.name: (e.base_model, peer_channel(e.address, config.tls)) for e in config.executors}
+        self._channels = [registry, *(channel for _, channel in executors.values())]
+        self._catalog = CatalogClient(registry, artefacts_only=False)
+        self._board = Board(config.valkey_url)
+        self._bases = Bases(texts, catalog=self._catalog, channel=registry)
+        self._fleet = Fleet(
+            {name: (base, ExecutorClient(channel)) for name, (base, channel) in executors.items()},
+            board=self._board,
+            base_id=self._bases.base_id,
+            window=config.executor_window,
+            interval_s=config.poll_interval_s,
+            clock=self._clock,
+        )
+        ledger = Ledger(
+            prefill_ms_per_token=config.prefill_ms_per_token, decode_ms_per_token=config.decode_ms_per_token
+        )
+        queue = FairQueue(
+            ledger, max_queued=config.max_queued, max_running=config.max_running, residence_s=config.queue_residence_s
+        )
+        self._admission = Admission(queue, self._fleet, clock=self._clock, executor_wait_s=config.executor_wait_s)
+        relays = RelayParts(self._admission, self._fleet, ledger, signing_key, self._clock, config.max_request_s)
+        door = Door(
+            self._catalog,
+            RecordChecker(trust.keys("registry"), on_refused=_log_refused),
+            self._bases,
+            self._fleet,
+            max_prompt_tokens=config.max_prompt_tokens,
+            max_tokens=config.max_tokens,
+        )
+        inference = InferenceServicer(
+            door, relays, self._catalog, page_key=paging.derive_key(pepper), clock=self._clock
+        )
+        limits = {
+            "running": config.max_running,
+            "prompt_tokens": config.max_prompt_tokens,
+            "completion_tokens": config.max_tokens * MAX_ANSWERS,
+        }
+        admin = RouterAdminServicer(self._catalog, self._fleet, queue, ledger, limits=limits, clock=self._clock)
+        authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
+        self._user = Server(
+            authorities, authenticate_user=authenticator(self._catalog, pepper=pepper, now=self._clock.now)
+        )
+        self._user.add(add_InferenceServiceServicer_to_server, inference)
+        self._admin = Server(authorities)
+        self._admin.add(add_RouterAdminServiceServicer_to_server, admin)
+        self._syncing: asyncio.Task[None] | None = None
+        self.user_port = 0
+        self.admin_port = 0
+
+    async def start(self) -> None:
+        """Binds and serves. Health says SERVING once the catalog has arrived, which may be later."""
+        key, certificate = self._tls
+        self.user_port = self._user.listen(self._config.user_address, key=key, certificate=certificate, clients=False)
+        self.admin_port = self._admin.listen(self._config.admin_address, key=key, certificate=certificate, clients=True)
+        self._catalog.start()
+        self._bases.start()
+        self._fleet.start()
+        self._admission.start()
+        await self._user.start(serving=False)
+        await self._admin.start()
+        self._syncing = asyncio.create_task(self._serve_when_synced())
+
+    async def stop(self) -> None:
+        """Lets running requests end, then stops everything else."""
+        if self._syncing is not None:
+            self._syncing.cancel()
+        await asyncio.gather(self._user.stop(self._config.drain_s), self._admin.stop(1.0))
+        await self._admission.stop()
+        await self._fleet.stop()
+        await self._bases.stop()
+        await self._catalog.stop()
+        await self._board.close()
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+
+    async def failed(self) -> None:
+        """Never returns: a router recovers from everything that it can lose."""
+        await asyncio.Event().wait()
+
+    async def _serve_when_synced(self) -> None:
+        while not await self._catalog.wait_synced(SYNC_LOG_S):
+            log.warning("waiting for the registry's catalog")
+        await self._user.set_serving(True)
+        log.info("catalog has arrived", epoch=self._catalog.view.epoch)
+
+
+async def build(config: RouterConfig) -> RouterService:
+    """Returns the service of a configuration.
+
+    Raises:
+        ConfigError: a file that it names cannot be used.
+        OSError: a file that it names cannot be read.
+    """
+    try:
+        texts = {
+            name: await asyncio.to_thread(BaseText.load, directory) for name, directory in config.tokenizers.items()
+        }
+    except TextError as error:
+        raise ConfigError(str(error)) from None
+    return RouterService(config, texts)
+
+
+def _secrets(config: RouterConfig) -> tuple[bytes, SigningKey, TrustStore]:
+    pepper = Path(config.pepper_file).read_bytes()
+    if len(pepper) < MIN_PEPPER_BYTES:
+        raise ConfigError(f"{config.pepper_file} holds less than {MIN_PEPPER_BYTES} bytes")
+    try:
+        return pepper, SigningKey.load(config.signing_key), TrustStore.load(config.trust_dir)
+    except (EnvelopeError, TrustError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _log_refused(item: RevisionItem, why: str) -> None:
+    log.error("revision's record refused", revision_id=item.revision_id, why=why)

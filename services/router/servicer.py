@@ -1,0 +1,79 @@
+"""The user plane: protobuf to values and back, no rules."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from loraport.router.v1 import inference_service_pb2 as pb
+from loraport.router.v1 import inference_service_pb2_grpc as stubs
+from services.router import paging, wire
+from services.router.catalog_view import AdapterSummary, list_adapters, not_found
+from services.router.door import Door
+from services.router.ports import Catalog
+from services.router.relay import Relay, RelayParts
+from services.shared import names
+from services.shared.clock import Clock
+from services.shared.rpc.server import current_call
+
+CATCH_UP_S = 0.2
+
+
+class InferenceServicer(stubs.InferenceServiceServicer):
+    """Serves end users. The tenant is the credential's, always."""
+
+    def __init__(self, door: Door, relays: RelayParts, catalog: Catalog, *, page_key: bytes, clock: Clock) -> None:
+        self._door = door
+        self._relays = relays
+        self._catalog = catalog
+        self._page_key = page_key
+        self._clock = clock
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        job = await self._door.admit(_tenant(), wire.ask_from_proto(request))
+        relay = Relay(job, self._relays, timeout_s=context.time_remaining())
+        # The end of the call ends the relay, also when nobody reads this generator to its end.
+        context.add_done_callback(lambda _context: relay.close())
+        async with aclosing(relay.events()) as events:
+            async for event in events:
+                yield wire.event_to_proto(event)
+
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
+        raise NotImplementedError
+
+    async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
+        target, prompt = wire.target_from_proto(request.target), wire.prompt_from_proto(request)
+        token_ids = await self._door.count_tokens(_tenant(), target, prompt)
+        return pb.CountTokensResponse(token_count=len(token_ids), token_ids=token_ids)
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Any) -> pb.ListAdaptersResponse:
+        tenant, now = _tenant(), self._clock.now()
+        size = paging.page_size(request.page_size)
+        last = paging.unseal(self._page_key, request.page_token, tenant=tenant, now=now)
+        # A list is as new as the registry too: who has just registered an adapter looks for it here.
+        await self._catalog.catch_up(CATCH_UP_S)
+        found = [adapter for adapter in list_adapters(self._catalog.view, tenant) if adapter.adapter > last]
+        page = found[:size]
+        more = len(found) > size
+        return pb.ListAdaptersResponse(
+            adapters=[wire.adapter_to_proto(tenant, adapter) for adapter in page],
+            next_page_token=paging.seal(self._page_key, tenant=tenant, last=page[-1].adapter, now=now) if more else "",
+        )
+
+    async def GetAdapter(self, request: pb.GetAdapterRequest, context: Any) -> pb.Adapter:
+        tenant = _tenant()
+        name = names.parse_adapter(request.name)
+        found = self._find(tenant, name)
+        if found is None:
+            await self._catalog.catch_up(CATCH_UP_S)
+            found = self._find(tenant, name)
+        if found is None:
+            raise not_found()
+        return wire.adapter_to_proto(tenant, found)
+
+    def _find(self, tenant: str, name: names.AdapterName) -> AdapterSummary | None:
+        own = list_adapters(self._catalog.view, tenant)
+        return next((adapter for adapter in own if (tenant, adapter.adapter) == (name.tenant, name.adapter)), None)
+
+
+def _tenant() -> str:
+    return current_call().principal.role
