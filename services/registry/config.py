@@ -1,0 +1,45 @@
+"""What a registry process is told when it starts."""
+
+from dataclasses import dataclass
+
+from services.shared.rpc.channels import TlsFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryConfig:
+    """Configuration of the registry. Paths are relative to the working directory unless absolute."""
+
+    # host:port of the one listener (mTLS; admins and peers). Port 0 takes a free one.
+    listen: str
+    # SQLAlchemy URL: sqlite:////abs/path/registry.db or postgresql+psycopg://user@host/db.
+    database_url: str
+    # This service's certificate and key and the two CAs.
+    tls: TlsFiles
+    # Directory of public keys by role (services.shared.trust).
+    trust_dir: str
+    # Ed25519 private key, PEM; its public key must be among the registry's in `trust_dir`.
+    signing_key_file: str
+    # The fleet's pepper, at least 32 bytes, used as they are: keys the hashes of API keys and seals page tokens.
+    pepper_file: str
+    # How long an upload may begin after its revision was announced, seconds, in [60, 86400].
+    session_life_s: int = 3600
+    # How long the result of a request id is remembered, seconds, >= 60.
+    request_life_s: int = 7 * 86400
+    # How often the epoch is read from the database, for changes made by another registry, seconds, > 0.
+    poll_interval_s: float = 1.0
+    # How long running calls may take to end on SIGTERM, seconds, >= 0.
+    drain_s: float = 10.0
+    # Largest weights file that may be announced, bytes.
+    max_weights_bytes: int = 1 << 30
+    # Highest rank that may be announced.
+    max_rank: int = 256
+
+    def __post_init__(self) -> None:
+        if not 60 <= self.session_life_s <= 86400:
+            raise ValueError("session_life_s must be in [60, 86400]")
+        if self.request_life_s < 60:
+            raise ValueError("request_life_s must be at least 60")
+        if self.poll_interval_s <= 0 or self.drain_s < 0:
+            raise ValueError("poll_interval_s must be above 0 and drain_s not below 0")
+        if self.max_weights_bytes < 1 or self.max_rank < 1:
+            raise ValueError("max_weights_bytes and max_rank must be positive")

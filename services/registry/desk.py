@@ -1,0 +1,143 @@
+"""How every change is made: one transaction with the change, its audit event and the result of its request id.
+
+A change that is refused is rolled back whole and then noted as refused, with the reason code.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+import structlog
+from google.protobuf.message import Message
+from sqlalchemy import Connection
+
+from loraport.bundle.digest import sha256_digest
+from services.registry.store import journal
+from services.registry.store.database import Database, Transaction
+from services.shared.clock import Clock
+from services.shared.errors import LoraportError
+from services.shared.rpc.server import Call, current_call, run_blocking
+
+log = structlog.get_logger()
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Note:
+    """What the audit event will say. Work sets `resource` when it learns the full name of what was asked for."""
+
+    resource: str
+    reason: str = ""
+
+
+Work = Callable[[Transaction, Note], M]
+
+
+class Desk:
+    """Reads and changes the database on behalf of calls, off the event loop."""
+
+    def __init__(self, database: Database, clock: Clock, *, request_life_s: int) -> None:
+        self.database = database
+        self._clock = clock
+        self._request_life_us = request_life_s * 1_000_000
+
+    def now_us(self) -> int:
+        """Returns the time in microseconds since the Unix epoch."""
+        return int(self._clock.now() * 1_000_000)
+
+    async def read(self, function: Callable[[Connection], T]) -> T:
+        """Returns `function(connection)` over a view of one moment."""
+        return await run_blocking(self._read, function)  # type: ignore[no-any-return]
+
+    async def change(
+        self,
+        request: Message,
+        response: type[M],
+        work: Work[M],
+        *,
+        resource: str,
+        reason: str = "",
+        request_id: str = "",
+    ) -> M:
+        """Runs `work` in a transaction and returns its response.
+
+        With a `request_id`, a request that was carried out already is answered with the first response.
+
+        Raises:
+            LoraportError: what `work` raises; INVALID_REQUEST for a request id that is no UUID or was used for
+                another request.
+        """
+        return await run_blocking(  # type: ignore[no-any-return]
+            self._change, request, response, work, Note(resource, reason), request_id
+        )
+
+    def _read(self, function: Callable[[Connection], T]) -> T:
+        with self.database.read() as connection:
+            return function(connection)
+
+    def _change(self, request: Message, response: type[M], work: Work[M], note: Note, request_id: str) -> M:
+        call = current_call()
+        try:
+            with self.database.write() as transaction:
+                digest = sha256_digest(request.SerializeToString(deterministic=True))
+                if request_id:
+                    request_id = _uuid(request_id)
+                    first = journal.recall(
+                        transaction.connection, call.principal.label, call.method, request_id, request_digest=digest
+                    )
+                    if first is not None:
+                        return response.FromString(first)
+                result = work(transaction, note)
+                if request_id:
+                    journal.remember(
+                        transaction,
+                        call.principal.label,
+                        call.method,
+                        request_id,
+                        request_digest=digest,
+                        response=result.SerializeToString(),
+                        now_us=self.now_us(),
+                        life_us=self._request_life_us,
+                    )
+                self._event(transaction, call, note.resource, "allowed", note.reason)
+        except LoraportError as error:
+            self._refused(call, note, error)
+            raise
+        return result
+
+    def _refused(self, call: Call, note: Note, error: LoraportError) -> None:
+        try:
+            with self.database.write() as transaction:
+                self._event(transaction, call, note.resource, "refused", error.reason)
+        except LoraportError:
+            # The caller must hear of the first error; that the database is down is in the log.
+            log.error("refusal not audited", method=call.method, reason=error.reason)
+
+    def _event(self, transaction: Transaction, call: Call, resource: str, decision: str, reason: str) -> None:
+        journal.add_event(
+            transaction,
+            now_us=self.now_us(),
+            principal=call.principal.label,
+            method=call.method,
+            resource=resource,
+            decision=decision,
+            reason=reason,
+            request_id=call.request_id,
+        )
+
+
+def page_of(rows: list[T], limit: int, seal: Callable[[T], Any]) -> tuple[list[T], str]:
+    """Returns the rows of a page and the token of the next one (empty at the end), of one row more than `limit`."""
+    if len(rows) <= limit:
+        return rows, ""
+    return rows[:limit], seal(rows[limit - 1])
+
+
+def _uuid(text: str) -> str:
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise LoraportError("INVALID_REQUEST", "request_id must be a UUID", subject="request_id") from None

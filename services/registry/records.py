@@ -1,0 +1,160 @@
+"""What the registry keeps, as plain values. Times are microseconds since the Unix epoch.
+
+`epoch` is the catalog epoch of a row's last change; an etag is made from it.
+"""
+
+from dataclasses import dataclass
+
+from services.registry.lifecycle import State
+from services.shared.names import AdapterName, alias_name, revision_name
+
+# Rows of (code, detail, subject).
+Findings = tuple[tuple[str, str, str], ...]
+
+
+def etag_of(epoch: int) -> str:
+    """Returns the etag of a row whose last change has this epoch; two states of one resource never share one."""
+    return f"e{epoch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRow:
+    """A tenant."""
+
+    tenant: str
+    display_name: str
+    weight: float
+    base_allowed: bool
+    create_us: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKeyRow:
+    """An API key: a keyed hash of its secret, never the secret."""
+
+    key_id: str
+    tenant: str
+    secret_hmac: bytes
+    scopes: tuple[str, ...]
+    create_us: int
+    expire_us: int | None
+    revoke_us: int | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignerRow:
+    """A publisher's public key (PEM)."""
+
+    tenant: str
+    signer: str
+    key_id: str
+    public_key_pem: str
+    create_us: int
+    revoke_us: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseRow:
+    """A base model; `spec_json` is empty where a list left it out."""
+
+    base_model: str
+    base_id: str
+    spec_json: bytes
+    create_us: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRow:
+    """A tenant's named product. `base_model` is that of its newest revision."""
+
+    adapter_id: int
+    tenant: str
+    adapter: str
+    base_model: str
+    latest_version: int
+    shared_tenants: tuple[str, ...]
+    create_us: int
+
+    @property
+    def name(self) -> AdapterName:
+        return AdapterName(self.tenant, self.adapter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionRow:
+    """A revision.
+
+    `current` is true for the newest announcement of its content: one row per revision id. `config_digest` goes into
+    upload sessions, `manifest_digest` tells whether an announcement is the same one.
+    """
+
+    adapter_id: int
+    tenant: str
+    adapter: str
+    version: int
+    revision_id: str
+    current: bool
+    state: State
+    base_model: str
+    base_id: str
+    weights_digest: str
+    size_bytes: int
+    config_digest: str
+    manifest_digest: str
+    max_rank: int
+    module_count: int
+    reasons: Findings
+    warnings: Findings
+    record_envelope: bytes
+    create_us: int
+    update_us: int
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        return revision_name(AdapterName(self.tenant, self.adapter), self.version)
+
+    @property
+    def etag(self) -> str:
+        return etag_of(self.epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasRow:
+    """A pointer. A removed alias keeps its last target and stays as a tombstone, so that watchers hear of it."""
+
+    adapter_id: int
+    tenant: str
+    adapter: str
+    alias: str
+    revision_id: str
+    version: int
+    removed: bool
+    update_us: int
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        return alias_name(AdapterName(self.tenant, self.adapter), self.alias)
+
+    @property
+    def etag(self) -> str:
+        return etag_of(self.epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """One thing that somebody did or was refused."""
+
+    sequence: int
+    event_us: int
+    principal: str
+    method: str
+    tenant: str
+    resource: str
+    decision: str
+    reason: str
+    request_id: str

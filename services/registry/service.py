@@ -1,0 +1,163 @@
+"""The registry as a process: builds the parts, migrates, serves, follows the epoch, drains."""
+
+import asyncio
+from pathlib import Path
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from loraport.bundle.envelope import EnvelopeError, SigningKey
+from loraport.registry.v1 import (
+    adapter_service_pb2_grpc,
+    audit_service_pb2_grpc,
+    base_model_service_pb2_grpc,
+    catalog_service_pb2_grpc,
+    key_service_pb2_grpc,
+    log_service_pb2_grpc,
+    rollout_service_pb2_grpc,
+    tenant_service_pb2_grpc,
+)
+from services.registry.config import RegistryConfig
+from services.registry.desk import Desk
+from services.registry.hub import EpochHub
+from services.registry.paging import PageTokens
+from services.registry.ports import EpochListener, Randomness, SystemRandomness
+from services.registry.publishing import Limits, Publishing
+from services.registry.servicers.adapter import AdapterServicer
+from services.registry.servicers.audit import AuditServicer
+from services.registry.servicers.base_model import BaseModelServicer
+from services.registry.servicers.catalog import CatalogServicer
+from services.registry.servicers.key import KeyServicer
+from services.registry.servicers.tenant import TenantServicer
+from services.registry.store.database import Database
+from services.registry.store.migrate import upgrade
+from services.shared.clock import Clock, SystemClock
+from services.shared.config import ConfigError
+from services.shared.errors import LoraportError
+from services.shared.rpc.identity import CertificateAuthorities
+from services.shared.rpc.server import Server, run_blocking
+from services.shared.trust import TrustError, TrustStore
+
+log = structlog.get_logger()
+
+MIN_PEPPER = 32
+
+
+class RegistryService:
+    """A registry. `port` is set once it serves."""
+
+    def __init__(
+        self, config: RegistryConfig, *, clock: Clock | None = None, randomness: Randomness | None = None
+    ) -> None:
+        """Reads keys and certificates.
+
+        Raises:
+            ConfigError: a setting or a file cannot be used.
+            OSError: a file cannot be read.
+        """
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._randomness = randomness or SystemRandomness()
+        self._key, self._trust = _keys(config)
+        self._pepper = Path(config.pepper_file).read_bytes()
+        if len(self._pepper) < MIN_PEPPER:
+            raise ConfigError(f"pepper_file must hold at least {MIN_PEPPER} bytes")
+        try:
+            self._database = Database(config.database_url)
+            authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
+        except (ValueError, SQLAlchemyError) as error:
+            raise ConfigError(str(error).splitlines()[0]) from None
+        self._server = Server(authorities)
+        self._hub = EpochHub()
+        self._poll: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Migrates the database, binds the address and serves.
+
+        Raises:
+            ConfigError: the database cannot be used.
+            OSError: the address is taken.
+        """
+        await run_blocking(self._prepare_database)
+        self._database.listen(self._announcer(asyncio.get_running_loop()))
+        self._hub.advance(await run_blocking(self._database.epoch))
+        self._add_servicers()
+        key, certificate = self._config.tls.read()
+        self.port = self._server.listen(self._config.listen, key=key, certificate=certificate, clients=True)
+        await self._server.start()
+        self._poll = asyncio.create_task(self._follow_epoch())
+
+    async def stop(self) -> None:
+        """Ends the watches, lets running calls end, closes the database."""
+        self._hub.close()
+        await self._server.stop(self._config.drain_s)
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)
+        self._database.close()
+
+    async def failed(self) -> None:
+        """Returns when the server has ended without being asked to."""
+        await self._server.wait()
+
+    def _announcer(self, loop: asyncio.AbstractEventLoop) -> EpochListener:
+        def announce(epoch: int) -> None:
+            loop.call_soon_threadsafe(self._hub.advance, epoch)
+
+        return announce
+
+    def _prepare_database(self) -> None:
+        try:
+            upgrade(self._database)
+        except LoraportError as error:
+            raise ConfigError(f"database_url: {error.message}") from None
+
+    def _add_servicers(self) -> None:
+        config = self._config
+        desk = Desk(self._database, self._clock, request_life_s=config.request_life_s)
+        tokens = PageTokens(self._pepper)
+        limits = Limits(
+            max_weights_bytes=config.max_weights_bytes,
+            max_rank=config.max_rank,
+            session_life_s=config.session_life_s,
+        )
+        publishing = Publishing(self._key, self._trust.keys("loader"), self._randomness, limits)
+        add = self._server.add
+        add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, TenantServicer(desk, tokens))
+        add(
+            key_service_pb2_grpc.add_KeyServiceServicer_to_server,
+            KeyServicer(desk, tokens, self._randomness, self._pepper),
+        )
+        add(base_model_service_pb2_grpc.add_BaseModelServiceServicer_to_server, BaseModelServicer(desk, tokens))
+        add(adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server, AdapterServicer(desk, tokens, publishing))
+        add(
+            catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server,
+            CatalogServicer(self._database, self._hub),
+        )
+        add(audit_service_pb2_grpc.add_AuditServiceServicer_to_server, AuditServicer(desk, tokens))
+        # Part of the contract, not built yet: the generated servicers answer UNIMPLEMENTED.
+        add(
+            rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server,
+            rollout_service_pb2_grpc.RolloutServiceServicer(),
+        )
+        add(log_service_pb2_grpc.add_LogServiceServicer_to_server, log_service_pb2_grpc.LogServiceServicer())
+
+    async def _follow_epoch(self) -> None:
+        """Hears of changes that another registry on the same database made."""
+        while True:
+            await asyncio.sleep(self._config.poll_interval_s)
+            try:
+                self._hub.advance(await run_blocking(self._database.epoch))
+            except LoraportError as error:
+                log.warning("epoch not read", reason=error.reason)
+
+
+def _keys(config: RegistryConfig) -> tuple[SigningKey, TrustStore]:
+    try:
+        key, trust = SigningKey.load(config.signing_key_file), TrustStore.load(config.trust_dir)
+    except (EnvelopeError, TrustError) as error:
+        raise ConfigError(str(error)) from None
+    if key.key_id not in trust.keys("registry"):
+        raise ConfigError("the public key of signing_key_file is not among the registry's in trust_dir")
+    return key, trust

@@ -1,0 +1,187 @@
+"""AdapterService."""
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from loraport.registry.v1 import adapter_service_pb2 as pb
+from loraport.registry.v1 import adapter_service_pb2_grpc as stubs
+from services.registry import catalog
+from services.registry.desk import Desk, Note, page_of
+from services.registry.paging import PageTokens, page_size
+from services.registry.publishing import Publishing, find_revision
+from services.registry.records import AdapterRow, AliasRow, RevisionRow
+from services.registry.servicers import convert
+from services.registry.store import accounts, adapters, revisions
+from services.registry.store.database import Transaction
+from services.shared.errors import LoraportError
+from services.shared.names import parse_adapter, parse_alias, parse_tenant
+
+ALL_TENANTS = "tenants/-"
+
+
+class AdapterServicer(stubs.AdapterServiceServicer):
+    """Keeps adapters, their revisions and aliases. ShareAdapter is not built yet and answers UNIMPLEMENTED."""
+
+    def __init__(self, desk: Desk, tokens: PageTokens, publishing: Publishing) -> None:
+        self._desk = desk
+        self._tokens = tokens
+        self._publishing = publishing
+
+    async def RegisterRevision(self, request: pb.RegisterRevisionRequest, context: Any) -> pb.RegisterRevisionResponse:
+        def work(transaction: Transaction, note: Note) -> pb.RegisterRevisionResponse:
+            announced = self._publishing.announce(
+                transaction,
+                parse_tenant(request.parent),
+                request.manifest_envelope,
+                now_us=self._desk.now_us(),
+                validate_only=request.validate_only,
+            )
+            note.resource = announced.revision.name
+            note.reason = "validate_only" if request.validate_only else ""
+            response = pb.RegisterRevisionResponse(
+                revision=convert.revision(announced.revision), upload_session=announced.session
+            )
+            if announced.session:
+                response.session_expire_time.CopyFrom(convert.timestamp(announced.expires * 1_000_000))
+            return response
+
+        return await self._desk.change(
+            request,
+            pb.RegisterRevisionResponse,
+            work,
+            resource=request.parent,
+            request_id=request.request_id,
+        )
+
+    async def AdmitRevision(self, request: pb.AdmitRevisionRequest, context: Any) -> pb.Revision:
+        envelope = request.verification_envelope
+
+        def work(transaction: Transaction, note: Note) -> pb.Revision:
+            verification = self._publishing.open_verification(envelope)
+            note.resource = verification.revision_id
+            row = self._publishing.admit(transaction, verification, envelope, now_us=self._desk.now_us())
+            note.resource, note.reason = row.name, row.state
+            return convert.revision(row)
+
+        return await self._desk.change(request, pb.Revision, work, resource="revisions/-")
+
+    async def ApproveRevision(self, request: pb.ApproveRevisionRequest, context: Any) -> pb.Revision:
+        def work(transaction: Transaction, note: Note) -> pb.Revision:
+            row = self._revision(transaction, note, request.name)
+            return convert.revision(
+                self._publishing.approve(transaction, row, etag=request.etag, now_us=self._desk.now_us())
+            )
+
+        return await self._desk.change(request, pb.Revision, work, resource=request.name, request_id=request.request_id)
+
+    async def RevokeRevision(self, request: pb.RevokeRevisionRequest, context: Any) -> pb.Revision:
+        def work(transaction: Transaction, note: Note) -> pb.Revision:
+            row = self._revision(transaction, note, request.name)
+            return convert.revision(
+                self._publishing.revoke(
+                    transaction, row, etag=request.etag, reason=request.reason, now_us=self._desk.now_us()
+                )
+            )
+
+        return await self._desk.change(
+            request,
+            pb.Revision,
+            work,
+            resource=request.name,
+            reason=request.reason,
+            request_id=request.request_id,
+        )
+
+    async def GetRevision(self, request: pb.GetRevisionRequest, context: Any) -> pb.Revision:
+        def read(view: Connection) -> tuple[RevisionRow, bytes]:
+            row = find_revision(view, request.name)
+            return row, revisions.manifest_envelope(view, row)
+
+        row, envelope = await self._desk.read(read)
+        return convert.revision(row, manifest_envelope=envelope)
+
+    async def ListRevisions(self, request: pb.ListRevisionsRequest, context: Any) -> pb.ListRevisionsResponse:
+        name, limit = parse_adapter(request.parent, "parent"), page_size(request.page_size)
+        scope = ("revisions", name.tenant, name.adapter)
+        after = self._tokens.open(request.page_token, scope=scope, kinds=(int,))
+
+        def read(view: Connection) -> list[RevisionRow]:
+            adapter = adapters.require_adapter(view, name)
+            return revisions.list_revisions(view, adapter.adapter_id, after=after, limit=limit)
+
+        rows, token = page_of(
+            await self._desk.read(read), limit, lambda row: self._tokens.seal((row.version,), scope=scope)
+        )
+        shown = [convert.revision(row, record=False) for row in rows]
+        return pb.ListRevisionsResponse(revisions=shown, next_page_token=token)
+
+    async def GetAdapter(self, request: pb.GetAdapterRequest, context: Any) -> pb.Adapter:
+        name = parse_adapter(request.name)
+
+        def read(view: Connection) -> pb.Adapter:
+            row = adapters.require_adapter(view, name)
+            return convert.adapter(row, adapters.aliases_of(view, [row.adapter_id])[row.adapter_id])
+
+        return await self._desk.read(read)
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Any) -> pb.ListAdaptersResponse:
+        tenant = None if request.parent == ALL_TENANTS else parse_tenant(request.parent)
+        limit = page_size(request.page_size)
+        scope = ("adapters", tenant or "-")
+        after = self._tokens.open(request.page_token, scope=scope, kinds=(str, str))
+
+        def read(view: Connection) -> tuple[list[AdapterRow], dict[int, list[AliasRow]]]:
+            if tenant is not None:
+                accounts.require_tenant(view, tenant)
+            rows = adapters.list_adapters(view, tenant, after=after, limit=limit)
+            return rows, adapters.aliases_of(view, [row.adapter_id for row in rows])
+
+        found, aliases = await self._desk.read(read)
+        rows, token = page_of(found, limit, lambda row: self._tokens.seal((row.tenant, row.adapter), scope=scope))
+        shown = [convert.adapter(row, aliases[row.adapter_id]) for row in rows]
+        return pb.ListAdaptersResponse(adapters=shown, next_page_token=token)
+
+    async def SetAlias(self, request: pb.SetAliasRequest, context: Any) -> pb.Alias:
+        def work(transaction: Transaction, note: Note) -> pb.Alias:
+            name, alias = parse_alias(request.name)
+            adapter = adapters.require_adapter(transaction.connection, name)
+            target = revisions.find_current(transaction.connection, request.revision_id)
+            existing = adapters.find_alias(transaction.connection, adapter.adapter_id, alias)
+            changed = catalog.set_alias(
+                adapter, target, existing, etag=request.etag, now=request.now, reason=request.reason
+            )
+            if changed and target is not None:
+                existing = adapters.put_alias(transaction, adapter, alias, target, self._desk.now_us())
+            assert existing is not None
+            return convert.alias(existing)
+
+        return await self._desk.change(
+            request,
+            pb.Alias,
+            work,
+            resource=request.name,
+            reason=request.reason,
+            request_id=request.request_id,
+        )
+
+    async def DeleteAlias(self, request: pb.DeleteAliasRequest, context: Any) -> pb.Alias:
+        def work(transaction: Transaction, note: Note) -> pb.Alias:
+            name, alias = parse_alias(request.name)
+            adapter = adapters.find_adapter(transaction.connection, name)
+            row = adapters.find_alias(transaction.connection, adapter.adapter_id, alias) if adapter else None
+            if row is None:
+                raise LoraportError("ALIAS_NOT_FOUND", f"there is no alias {request.name[:200]}")
+            # Asking again for a removal that was done is no error and changes nothing.
+            if not row.removed:
+                catalog.check_etag(request.etag, row.etag, row.name)
+                row = adapters.remove_alias(transaction, row, now_us=self._desk.now_us())
+            return convert.alias(row)
+
+        return await self._desk.change(request, pb.Alias, work, resource=request.name, request_id=request.request_id)
+
+    @staticmethod
+    def _revision(transaction: Transaction, note: Note, reference: str) -> RevisionRow:
+        row = find_revision(transaction.connection, reference)
+        note.resource = row.name
+        return row

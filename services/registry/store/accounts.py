@@ -1,0 +1,125 @@
+"""Tenants, their API keys and their signers."""
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, insert, or_, select, update
+
+from services.registry.paging import Key
+from services.registry.records import ApiKeyRow, SignerRow, TenantRow
+from services.registry.store.database import Transaction
+from services.registry.store.rows import build_all, build_optional, page
+from services.registry.store.tables import api_keys, signers, tenants
+from services.shared.errors import LoraportError
+
+
+def find_tenant(connection: Connection, tenant: str) -> TenantRow | None:
+    """Returns a tenant, or None."""
+    return build_optional(TenantRow, connection.execute(select(tenants).where(tenants.c.tenant == tenant)).first())
+
+
+def require_tenant(connection: Connection, tenant: str) -> TenantRow:
+    """Returns a tenant. Raises LoraportError (TENANT_NOT_FOUND)."""
+    row = find_tenant(connection, tenant)
+    if row is None:
+        raise LoraportError("TENANT_NOT_FOUND", f"there is no tenant {tenant}")
+    return row
+
+
+def list_tenants(connection: Connection, *, after: Key | None, limit: int) -> list[TenantRow]:
+    """Returns a page of tenants by name, and one more."""
+    rows = connection.execute(page(select(tenants), (tenants.c.tenant,), after=after, limit=limit))
+    return build_all(TenantRow, rows)
+
+
+def add_tenant(
+    transaction: Transaction, tenant: str, *, display_name: str, weight: float, base_allowed: bool, now_us: int
+) -> TenantRow:
+    """Adds a tenant. Raises LoraportError (TENANT_EXISTS)."""
+    if find_tenant(transaction.connection, tenant) is not None:
+        raise LoraportError("TENANT_EXISTS", f"the tenant {tenant} exists")
+    row = TenantRow(
+        tenant=tenant,
+        display_name=display_name,
+        weight=weight,
+        base_allowed=base_allowed,
+        create_us=now_us,
+        epoch=transaction.epoch(),
+    )
+    values = {column.name: getattr(row, column.name) for column in tenants.columns}
+    transaction.connection.execute(insert(tenants).values(values))
+    return row
+
+
+def add_api_key(transaction: Transaction, row: ApiKeyRow) -> None:
+    """Adds an API key; the caller has checked the tenant."""
+    values = {column.name: getattr(row, column.name) for column in api_keys.columns}
+    transaction.connection.execute(insert(api_keys).values(values | {"scopes": list(row.scopes)}))
+
+
+def list_api_keys(connection: Connection, tenant: str, *, after: Key | None, limit: int) -> list[ApiKeyRow]:
+    """Returns a page of a tenant's keys, oldest first, and one more."""
+    statement = select(api_keys).where(api_keys.c.tenant == tenant)
+    key = (api_keys.c.create_us, api_keys.c.key_id)
+    return build_all(ApiKeyRow, connection.execute(page(statement, key, after=after, limit=limit)))
+
+
+def revoke_api_key(transaction: Transaction, tenant: str, key_id: str, *, now_us: int) -> ApiKeyRow:
+    """Revokes a key unless it is revoked, and returns it. Raises LoraportError (KEY_NOT_FOUND)."""
+    of_key = (api_keys.c.key_id == key_id) & (api_keys.c.tenant == tenant)
+    row = build_optional(ApiKeyRow, transaction.connection.execute(select(api_keys).where(of_key)).first())
+    if row is None:
+        raise LoraportError("KEY_NOT_FOUND", f"tenants/{tenant} has no such API key")
+    if row.revoke_us is not None:
+        return row
+    change = update(api_keys).where(of_key).values(revoke_us=now_us, epoch=transaction.epoch()).returning(api_keys)
+    changed = build_optional(ApiKeyRow, transaction.connection.execute(change).first())
+    assert changed is not None
+    return changed
+
+
+def add_signer(transaction: Transaction, row: SignerRow) -> None:
+    """Adds a signer; the caller has checked the tenant.
+
+    A revoked signer's id and key stay taken, so that revoking a key cannot be undone by adding it again.
+
+    Raises:
+        LoraportError: SIGNER_EXISTS, the id or the key is in use by this tenant.
+    """
+    taken = select(signers.c.signer).where(
+        signers.c.tenant == row.tenant, or_(signers.c.signer == row.signer, signers.c.key_id == row.key_id)
+    )
+    other = transaction.connection.execute(taken).scalar()
+    if other is not None:
+        what = "id" if other == row.signer else "key"
+        raise LoraportError("SIGNER_EXISTS", f"the {what} is in use by tenants/{row.tenant}/signers/{other}")
+    values = {column.name: getattr(row, column.name) for column in signers.columns}
+    transaction.connection.execute(insert(signers).values(values))
+
+
+def list_signers(connection: Connection, tenant: str, *, after: Key | None, limit: int) -> list[SignerRow]:
+    """Returns a page of a tenant's signers, oldest first, and one more."""
+    statement = select(signers).where(signers.c.tenant == tenant)
+    key = (signers.c.create_us, signers.c.signer)
+    return build_all(SignerRow, connection.execute(page(statement, key, after=after, limit=limit)))
+
+
+def active_signers(connection: Connection, tenant: str) -> Mapping[str, bytes]:
+    """Returns key id → PEM of the signers whose manifests are accepted."""
+    statement = select(signers.c.key_id, signers.c.public_key_pem).where(
+        signers.c.tenant == tenant, signers.c.revoke_us.is_(None)
+    )
+    return {key: pem.encode("ascii") for key, pem in connection.execute(statement)}
+
+
+def revoke_signer(transaction: Transaction, tenant: str, signer: str, *, now_us: int) -> SignerRow:
+    """Revokes a signer unless it is revoked, and returns it. Raises LoraportError (SIGNER_NOT_FOUND)."""
+    of_signer = (signers.c.tenant == tenant) & (signers.c.signer == signer)
+    row = build_optional(SignerRow, transaction.connection.execute(select(signers).where(of_signer)).first())
+    if row is None:
+        raise LoraportError("SIGNER_NOT_FOUND", f"tenants/{tenant} has no signer {signer}")
+    if row.revoke_us is not None:
+        return row
+    change = update(signers).where(of_signer).values(revoke_us=now_us).returning(signers)
+    changed = build_optional(SignerRow, transaction.connection.execute(change).first())
+    assert changed is not None
+    return changed

@@ -1,0 +1,58 @@
+"""Base models."""
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, insert, literal, select
+
+from services.registry.paging import Key
+from services.registry.records import BaseRow
+from services.registry.store.database import Transaction
+from services.registry.store.rows import build_all, build_optional, page
+from services.registry.store.tables import base_models
+from services.shared.errors import LoraportError
+
+
+def find_base(connection: Connection, base_model: str) -> BaseRow | None:
+    """Returns a base model by name, or None."""
+    statement = select(base_models).where(base_models.c.base_model == base_model)
+    return build_optional(BaseRow, connection.execute(statement).first())
+
+
+def find_base_by_id(connection: Connection, base_id: str) -> BaseRow | None:
+    """Returns a base model by its digest, or None."""
+    statement = select(base_models).where(base_models.c.base_id == base_id)
+    return build_optional(BaseRow, connection.execute(statement).first())
+
+
+def list_bases(connection: Connection, *, after: Key | None, limit: int) -> list[BaseRow]:
+    """Returns a page of base models by name, without their specifications, and one more."""
+    columns = [column for column in base_models.columns if column.name != "spec_json"]
+    statement = select(*columns, literal(b"").label("spec_json"))
+    rows = connection.execute(page(statement, (base_models.c.base_model,), after=after, limit=limit))
+    return build_all(BaseRow, rows)
+
+
+def add_base(transaction: Transaction, base_model: str, *, base_id: str, spec_json: bytes, now_us: int) -> BaseRow:
+    """Adds a base model, or returns the one of this name when it is the same.
+
+    Raises:
+        LoraportError: BASE_MODEL_EXISTS, the name or the digests are taken.
+    """
+    connection = transaction.connection
+    named, same = find_base(connection, base_model), find_base_by_id(connection, base_id)
+    if named is not None and named.base_id == base_id and named.spec_json == spec_json:
+        return named
+    if named is not None:
+        what = "another specification" if named.base_id == base_id else "other digests"
+        raise LoraportError("BASE_MODEL_EXISTS", f"baseModels/{base_model} is registered with {what}")
+    if same is not None:
+        raise LoraportError("BASE_MODEL_EXISTS", f"these digests are registered as baseModels/{same.base_model}")
+    values: Mapping[str, object] = {
+        "base_model": base_model,
+        "base_id": base_id,
+        "spec_json": spec_json,
+        "create_us": now_us,
+        "epoch": transaction.epoch(),
+    }
+    connection.execute(insert(base_models).values(values))
+    return BaseRow(**values)  # type: ignore[arg-type]

@@ -1,0 +1,105 @@
+"""Revisions and their documents."""
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from services.registry.catalog import Move
+from services.registry.paging import Key
+from services.registry.records import Findings, RevisionRow
+from services.registry.store.database import Transaction
+from services.registry.store.rows import build, build_all, build_optional, page
+from services.registry.store.tables import adapters, revision_documents, revisions
+from services.shared.errors import LoraportError
+from services.shared.names import AdapterName
+
+
+def find_current(connection: Connection, revision_id: str) -> RevisionRow | None:
+    """Returns the newest announcement of some content, or None."""
+    # `current` is part of the condition so that the partial index answers.
+    statement = select(revisions).where(revisions.c.revision_id == revision_id, revisions.c.current.is_(True))
+    return build_optional(RevisionRow, connection.execute(statement).first())
+
+
+def find_version(connection: Connection, name: AdapterName, version: int) -> RevisionRow | None:
+    """Returns one announcement, superseded or not, or None."""
+    statement = (
+        select(revisions)
+        .join(adapters, adapters.c.adapter_id == revisions.c.adapter_id)
+        .where(adapters.c.tenant == name.tenant, adapters.c.adapter == name.adapter, revisions.c.version == version)
+    )
+    return build_optional(RevisionRow, connection.execute(statement).first())
+
+
+def require(row: RevisionRow | None) -> RevisionRow:
+    """Returns `row`. Raises LoraportError (REVISION_NOT_FOUND) for None."""
+    if row is None:
+        raise LoraportError("REVISION_NOT_FOUND")
+    return row
+
+
+def list_revisions(connection: Connection, adapter_id: int, *, after: Key | None, limit: int) -> list[RevisionRow]:
+    """Returns a page of an adapter's revisions, newest version first, and one more."""
+    statement = select(revisions).where(revisions.c.adapter_id == adapter_id)
+    key = (revisions.c.version,)
+    return build_all(RevisionRow, connection.execute(page(statement, key, after=after, limit=limit, descending=True)))
+
+
+def manifest_envelope(connection: Connection, row: RevisionRow) -> bytes:
+    """Returns the publisher's envelope of a revision."""
+    statement = select(revision_documents.c.manifest_envelope).where(
+        revision_documents.c.adapter_id == row.adapter_id, revision_documents.c.version == row.version
+    )
+    return bytes(connection.execute(statement).scalar_one())
+
+
+def add(transaction: Transaction, row: RevisionRow, *, adapter_id: int, envelope: bytes) -> RevisionRow:
+    """Adds an announcement and its envelope; returns the row with its adapter and epoch."""
+    row = replace(row, adapter_id=adapter_id, epoch=transaction.epoch())
+    values = {column.name: getattr(row, column.name) for column in revisions.columns}
+    values |= {"reasons": _json(row.reasons), "warnings": _json(row.warnings), "state": str(row.state)}
+    transaction.connection.execute(insert(revisions).values(values))
+    transaction.connection.execute(
+        insert(revision_documents).values(
+            adapter_id=row.adapter_id, version=row.version, manifest_envelope=envelope, verification_envelope=None
+        )
+    )
+    return row
+
+
+def supersede(transaction: Transaction, row: RevisionRow, *, state: str, reasons: Findings, now_us: int) -> None:
+    """Makes a row history: another announcement of its content becomes the current one."""
+    _update(transaction, row, {"current": False, "state": state, "reasons": _json(reasons), "update_us": now_us})
+
+
+def move(
+    transaction: Transaction, row: RevisionRow, to: Move, *, now_us: int, record: bytes | None = None
+) -> RevisionRow:
+    """Moves a revision to another state; returns it as it is then."""
+    values: dict[str, Any] = {
+        "state": str(to.state),
+        "reasons": _json(to.reasons),
+        "warnings": _json(to.warnings),
+        "update_us": now_us,
+    }
+    if record is not None:
+        values["record_envelope"] = record
+    return _update(transaction, row, values)
+
+
+def keep_verification(transaction: Transaction, row: RevisionRow, envelope: bytes) -> None:
+    """Keeps the loader's envelope beside the publisher's."""
+    of_row = (revision_documents.c.adapter_id == row.adapter_id) & (revision_documents.c.version == row.version)
+    change = update(revision_documents).where(of_row).values(verification_envelope=envelope)
+    transaction.connection.execute(change)
+
+
+def _update(transaction: Transaction, row: RevisionRow, values: dict[str, Any]) -> RevisionRow:
+    of_row = (revisions.c.adapter_id == row.adapter_id) & (revisions.c.version == row.version)
+    change = update(revisions).where(of_row).values(values | {"epoch": transaction.epoch()}).returning(revisions)
+    return build(RevisionRow, transaction.connection.execute(change).one())
+
+
+def _json(findings: Findings) -> list[list[str]]:
+    return [list(finding) for finding in findings]
