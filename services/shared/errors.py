@@ -94,6 +94,7 @@ REASONS = MappingProxyType(
         "REGISTRY_UNAVAILABLE": (Code.UNAVAILABLE, "The registry cannot be reached; retry."),
         "STORE_UNAVAILABLE": (Code.UNAVAILABLE, "The object store cannot be reached; retry."),
         # what went wrong
+        "LOAD_CANCELLED": (Code.CANCELLED, "The load was stopped by CancelLoad; ask again to start it anew."),
         "DEADLINE_EXCEEDED": (Code.DEADLINE_EXCEEDED, "The deadline passed."),
         "DIGEST_MISMATCH": (Code.DATA_LOSS, "Stored bytes are not what was signed; they are not used."),
         "NON_FINITE_LOGITS": (Code.INTERNAL, "The model gave NaN or infinite logits for this request."),

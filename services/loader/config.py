@@ -1,0 +1,62 @@
+"""What a loader is told at its start."""
+
+from dataclasses import dataclass
+
+from services.shared.rpc.channels import TlsFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderConfig:
+    """Fields of the configuration file. Sizes in bytes, times in seconds, addresses `host:port`."""
+
+    # Names this loader in statements and keeps its part of quarantine apart; an id (a-z, 0-9, hyphens).
+    name: str = "loader"
+    # Address for peers, with mTLS.
+    listen: str
+    # Address for uploads: TLS without a client certificate, a signed session instead.
+    upload_listen: str
+    # This service's certificate and key, and the two CAs.
+    tls: TlsFiles
+    # Directory of the roles' public keys.
+    trust_dir: str
+    # Ed25519 key that signs verification results.
+    signing_key: str
+    # The registry's address.
+    registry_address: str
+    # The object store: address, whether it speaks TLS, and a file of two lines, access key and secret key.
+    s3_endpoint: str
+    s3_secure: bool = False
+    s3_credentials: str
+    # Bucket for unverified bytes.
+    s3_quarantine_bucket: str = "loraport-quarantine"
+    # Bucket for verified bytes, under their digests.
+    s3_verified_bucket: str = "loraport-verified"
+    # Directory for the unlinked files that uploads pass through; default: the system's temporary directory.
+    spool_dir: str | None = None
+    # Host memory for sealed weights.
+    host_budget_bytes: int = 2 << 30
+    # A lease that is not read for so long is taken back; its holder is taken for gone.
+    lease_ttl_s: float = 300.0
+    # Largest weights file that is let in.
+    max_weights_bytes: int = 1 << 30
+    # Loads at a time, in all and for one tenant. Others wait for their turn.
+    max_loads: int = 4
+    max_loads_per_tenant: int = 2
+    # Uploads at a time, in all and for one tenant.
+    max_uploads: int = 4
+    max_uploads_per_tenant: int = 2
+    # An upload that sends nothing for so long is ended.
+    upload_idle_s: float = 30.0
+    # How long stored bytes that were not what was signed are not asked for again.
+    bad_digest_ttl_s: float = 60.0
+    # How long running calls may take to end at shutdown.
+    drain_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        sizes = (self.host_budget_bytes, self.max_weights_bytes, self.max_loads, self.max_loads_per_tenant)
+        if min(*sizes, self.max_uploads, self.max_uploads_per_tenant) < 1:
+            raise ValueError("budgets, sizes and counts must be at least 1")
+        if min(self.lease_ttl_s, self.upload_idle_s) <= 0 or min(self.bad_digest_ttl_s, self.drain_s) < 0:
+            raise ValueError("times must be above 0 (bad_digest_ttl_s and drain_s may be 0)")
+        if self.s3_quarantine_bucket == self.s3_verified_bucket:
+            raise ValueError("quarantine and verified bytes need different buckets")

@@ -1,0 +1,176 @@
+"""Who may stay in host memory: a byte budget, leases, and the least recently used that nobody holds.
+
+Pure accounting over digests; the bytes themselves are the shell's. Sizes are in bytes, times in seconds on the
+caller's monotonic clock.
+
+Invariants (`check`):
+ 1. used + reserved <= budget, and used is the sum of the entries' sizes.
+ 2. An entry with a lease is never given up; a lease belongs to exactly one entry.
+ 3. A doomed entry has a lease: without one it is gone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+class TierFull(Exception):
+    """No room, even without everything that nobody holds."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A digest in memory. `doomed` entries take no new leases and leave with the last one."""
+
+    digest: str
+    size_bytes: int
+    leases: set[str] = field(default_factory=set)
+    doomed: bool = False
+    pinned: bool = False
+
+    @property
+    def holders(self) -> int:
+        """Leases that callers hold; the pin of the entry's own load is not one."""
+        return len(self.leases) - self.pinned
+
+
+@dataclass(slots=True)
+class Lease:
+    """A hold of `holder` on an entry, last used at `used`."""
+
+    lease_id: str
+    digest: str
+    holder: str
+    used: float
+
+
+class HostTier:
+    """The budget's books. Methods that give entries up return their digests, for the shell to close."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._entries: OrderedDict[str, Entry] = OrderedDict()  # least recently used first
+        self._leases: dict[str, Lease] = {}
+        self._reserved: dict[str, int] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of entries and of reservations."""
+        return sum(entry.size_bytes for entry in self._entries.values()) + sum(self._reserved.values())
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields the entries in order of digest."""
+        for digest in sorted(self._entries):
+            yield self._entries[digest]
+
+    def find(self, digest: str) -> Entry | None:
+        """Returns the entry of a digest that may still be leased."""
+        entry = self._entries.get(digest)
+        return None if entry is None or entry.doomed else entry
+
+    def reserve(self, token: str, size_bytes: int) -> list[str]:
+        """Sets room aside under `token`; returns what had to leave for it, least recently used first.
+
+        Raises:
+            TierFull: leases and other reservations leave too little room; nothing was given up.
+            ValueError: the token is in use, or the size is below 1.
+        """
+        if token in self._reserved or size_bytes < 1:
+            raise ValueError("a reservation needs a fresh token and a size of at least 1")
+        free = self.budget_bytes - self.used_bytes
+        leaving = []
+        for entry in self._entries.values():
+            if free >= size_bytes:
+                break
+            if not entry.leases:
+                leaving.append(entry.digest)
+                free += entry.size_bytes
+        if free < size_bytes:
+            raise TierFull(f"{size_bytes} bytes are needed and {max(free, 0)} of {self.budget_bytes} can be freed")
+        for digest in leaving:
+            del self._entries[digest]
+        self._reserved[token] = size_bytes
+        return leaving
+
+    def cancel(self, token: str) -> None:
+        """Gives a reservation back; an unknown token has been given back already."""
+        self._reserved.pop(token, None)
+
+    def commit(self, token: str, digest: str, *, now: float) -> None:
+        """Turns a reservation into an entry, held by a lease of the same name as the token.
+
+        Raises:
+            ValueError: there is no such reservation, or the digest is in memory already.
+        """
+        if token not in self._reserved or digest in self._entries:
+            raise ValueError("only a reserved digest that is not in memory can be committed")
+        self._entries[digest] = Entry(digest, self._reserved.pop(token))
+        self.lease(digest, token, holder="", now=now)
+        self._entries[digest].pinned = True
+
+    def lease(self, digest: str, lease_id: str, *, holder: str, now: float) -> None:
+        """Holds an entry.
+
+        Raises:
+            ValueError: the entry is gone or doomed, or the lease id is in use.
+        """
+        entry = self.find(digest)
+        if entry is None or lease_id in self._leases:
+            raise ValueError("a lease needs an entry and a fresh id")
+        entry.leases.add(lease_id)
+        self._leases[lease_id] = Lease(lease_id, digest, holder, now)
+        self._entries.move_to_end(digest)
+
+    def use(self, lease_id: str, *, holder: str, now: float) -> Lease | None:
+        """Returns a holder's lease and notes its use; None when it has no such lease."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.holder != holder:
+            return None
+        lease.used = now
+        self._entries.move_to_end(lease.digest)
+        return lease
+
+    def release(self, lease_id: str) -> list[str]:
+        """Gives a lease back; returns the digest if it leaves with it. An unknown lease is given back already."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return []
+        entry = self._entries[lease.digest]
+        entry.leases.remove(lease_id)
+        entry.pinned = entry.pinned and bool(lease.holder)
+        return self._drop_if_done(entry)
+
+    def expire(self, *, now: float, idle_s: float) -> tuple[list[str], list[str]]:
+        """Releases holders' leases not used for `idle_s`; returns (lease ids, digests that left)."""
+        old = [lease.lease_id for lease in self._leases.values() if lease.holder and now - lease.used > idle_s]
+        return old, [digest for lease_id in old for digest in self.release(lease_id)]
+
+    def doom(self, digest: str) -> list[str]:
+        """Takes an entry out of use: at once when nobody holds it, else with its last lease."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            return []
+        entry.doomed = True
+        return self._drop_if_done(entry)
+
+    def revive(self, digest: str) -> None:
+        """Lets a doomed entry take leases again: its digest may serve after all."""
+        entry = self._entries.get(digest)
+        if entry is not None:
+            entry.doomed = False
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant is broken."""
+        assert 0 <= self.used_bytes <= self.budget_bytes, "over budget"
+        held = {lease_id for entry in self._entries.values() for lease_id in entry.leases}
+        assert held == set(self._leases), "leases and entries disagree"
+        assert sum(len(entry.leases) for entry in self._entries.values()) == len(self._leases), "a lease counted twice"
+        for lease in self._leases.values():
+            assert lease.lease_id in self._entries[lease.digest].leases, "a lease on another entry"
+        assert all(entry.leases for entry in self._entries.values() if entry.doomed), "a doomed entry nobody holds"
+
+    def _drop_if_done(self, entry: Entry) -> list[str]:
+        if not entry.doomed or entry.leases:
+            return []
+        del self._entries[entry.digest]
+        return [entry.digest]

@@ -1,0 +1,295 @@
+"""The intake of uploads: receive, quarantine, verify, promote, report. The table decides, this does.
+
+Receiving belongs to the client's call and ends with it. Once all bytes are here the rest is the loader's own job: it
+goes on when the client hangs up, and its result is the registry's to keep. Two uploads of one revision take turns.
+"""
+
+import asyncio
+import contextlib
+import io
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import structlog
+from opentelemetry import trace
+
+from loraport.bundle.base import BaseSpec
+from loraport.bundle.envelope import SigningKey
+from loraport.bundle.manifest import Manifest
+from services.loader.examine import Findings, examine, promote, verification_of
+from services.loader.manifests import read_manifest
+from services.loader.ports import ObjectStore, RegistryPort
+from services.loader.receive import Part, Received, read_session, receive
+from services.loader.slots import Slots
+from services.loader.stages import Act, Broke, Ended, Event, IntakeLife, IntakeState, Refused
+from services.shared.clock import Clock
+from services.shared.errors import LoraportError
+from services.shared.statements import TrustedKeys, UploadSession, seal
+
+log = structlog.get_logger()
+tracer = trace.get_tracer("loraport.loader")
+
+WAIT_FOR_TURN_S = 30.0
+# Pauses before a result is handed in again; after the last one the client is told, and may upload again.
+REPORT_PAUSES_S = (0.2, 1.0, 3.0)
+
+Row = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an upload. Rows are (code, detail, subject)."""
+
+    revision_id: str
+    admitted: bool
+    violations: tuple[Row, ...] = ()
+    warnings: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeLimits:
+    """Slices of the configuration. Sizes in bytes."""
+
+    verifier: str
+    max_weights_bytes: int
+    spool_dir: str | None
+
+
+@dataclass(slots=True)
+class _Job:
+    session: UploadSession
+    manifest: Manifest
+    base: BaseSpec
+    received: Received
+    life: IntakeLife
+    prefix: str
+    quarantined: bool = False
+    findings: Findings | None = None
+    outcome: Outcome | None = None
+    error: LoraportError | None = None
+    turn: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    @property
+    def config_key(self) -> str:
+        return f"{self.prefix}/config"
+
+    @property
+    def weights_key(self) -> str:
+        return f"{self.prefix}/weights"
+
+
+class Intake:
+    """Takes uploads in. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        registry: RegistryPort,
+        key: SigningKey,
+        trusted: TrustedKeys,
+        clock: Clock,
+        slots: Slots,
+        limits: IntakeLimits,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._key = key
+        self._trusted = trusted
+        self._clock = clock
+        self._slots = slots
+        self._limits = limits
+        # Quarantine keys begin with the loader's name and this run, so that a sweep never meets a running upload.
+        self._run = f"{limits.verifier}/{uuid.uuid4().hex}"
+        self._turns = Slots(None, per_key=1)
+        self._jobs: set[asyncio.Task[Outcome]] = set()
+
+    async def upload(self, parts: AsyncIterator[Part]) -> Outcome:
+        """Takes one upload from its session to the registry's answer.
+
+        Raises:
+            LoraportError: INVALID_REQUEST, INVALID_SESSION, UPLOAD_TOO_LARGE, OVERLOADED, STORAGE_FULL,
+                STORE_UNAVAILABLE, REGISTRY_UNAVAILABLE, or the registry's own reason for taking no result.
+        """
+        limits = self._limits
+        session = await read_session(
+            parts, self._trusted, now=self._clock.now(), max_weights_bytes=limits.max_weights_bytes
+        )
+        async with contextlib.AsyncExitStack() as turn:
+            await self._wait_for_turn(turn, session.tenant)
+            manifest, outcome = await self._look_up(session)
+            if outcome is not None:
+                return outcome
+            base = await self._registry.base_spec(session.base_model)
+            received = await receive(parts, weights_size=session.weights_size, spool_dir=limits.spool_dir)
+            job = _Job(
+                session=session,
+                manifest=manifest,
+                base=base,
+                received=received,
+                life=IntakeLife(cause=f"{session.revision_id} upload {session.upload_id:.64}"),
+                prefix=f"{self._run}/{uuid.uuid4().hex}",
+                turn=turn.pop_all(),
+            )
+        task = asyncio.create_task(self._complete(job))
+        self._jobs.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def sweep(self) -> int:
+        """Deletes what earlier runs of this loader left in quarantine; returns how many objects. Blocking.
+
+        Raises:
+            LoraportError: the store failed.
+        """
+        left = [
+            key
+            for key in self._store.keys("quarantine", f"{self._limits.verifier}/")
+            if not key.startswith(f"{self._run}/")
+        ]
+        for key in left:
+            self._store.delete("quarantine", key)
+        return len(left)
+
+    async def close(self, timeout_s: float) -> None:
+        """Lets running jobs end for a while; what they leave behind, the next run sweeps."""
+        if self._jobs:
+            await asyncio.wait(self._jobs, timeout=timeout_s)
+
+    async def _wait_for_turn(self, turn: contextlib.AsyncExitStack, tenant: str) -> None:
+        try:
+            async with asyncio.timeout(WAIT_FOR_TURN_S):
+                await turn.enter_async_context(self._slots.hold(tenant))
+        except TimeoutError:
+            raise LoraportError("OVERLOADED", "other uploads are running", retry_after_s=5.0) from None
+
+    async def _look_up(self, session: UploadSession) -> tuple[Manifest, Outcome | None]:
+        """Returns the signed manifest, and the outcome if the revision's bytes have been judged already."""
+        info = await self._registry.revision(session.revision_id)
+        manifest = read_manifest(
+            info.manifest_envelope,
+            revision_id=session.revision_id,
+            weights_digest=session.weights_digest,
+            weights_size=session.weights_size,
+        )
+        if info.state == "PENDING":
+            return manifest, None
+        if info.state in ("VERIFIED", "ACTIVE", "QUARANTINED"):
+            admitted = info.state != "QUARANTINED"
+            reasons = () if admitted else info.reasons
+            return manifest, Outcome(session.revision_id, admitted, reasons, info.warnings)
+        raise LoraportError("INVALID_SESSION", f"the revision is {info.state}")
+
+    async def _complete(self, job: _Job) -> Outcome:
+        """Runs the stages to the end, in the revision's turn."""
+        async with job.turn, self._turns.hold(job.session.revision_id):
+            try:
+                _, judged = await self._look_up(job.session)
+                if judged is not None:  # by another upload, while this one waited
+                    return judged
+                acts: tuple[Act, ...] = (Act.RUN,)
+                while acts == (Act.RUN,):
+                    acts = job.life.handle(await self._stage(job))
+                assert acts == (Act.CLEAN,), job.life.story()
+            finally:
+                await self._clean(job)
+        if job.outcome is None:
+            assert job.error is not None
+            raise job.error
+        return job.outcome
+
+    async def _stage(self, job: _Job) -> Event:
+        stage = job.life.state
+        started = self._clock.monotonic()
+        try:
+            with tracer.start_as_current_span(f"loader.intake.{stage.value.lower()}"):
+                match stage:
+                    case IntakeState.RECEIVE:
+                        job.quarantined = True
+                        await asyncio.to_thread(self._quarantine, job)
+                    case IntakeState.VERIFY:
+                        job.findings = await asyncio.to_thread(self._examine, job)
+                    case IntakeState.PROMOTE:
+                        assert job.findings is not None
+                        await asyncio.to_thread(promote, self._store, job.findings)
+                    case IntakeState.REPORT:
+                        job.outcome = await self._report(job)
+        except LoraportError as error:
+            job.error = error
+        except Exception as error:
+            log.error("intake failed unexpectedly", stage=stage.value, story=job.life.story(), exc_info=error)
+            job.error = LoraportError("INTERNAL")
+        if job.error is not None:
+            return Broke(job.error.reason)
+        elapsed_ms = (self._clock.monotonic() - started) * 1000
+        if stage is IntakeState.VERIFY and job.findings is not None and not job.findings.admitted:
+            return Refused(elapsed_ms, job.findings.weights_size)
+        return Ended(elapsed_ms, job.session.weights_size)
+
+    def _quarantine(self, job: _Job) -> None:
+        """Writes both files as they came."""
+        received = job.received
+        received.weights.seek(0)
+        self._store.put("quarantine", job.config_key, io.BytesIO(received.config), len(received.config))
+        self._store.put("quarantine", job.weights_key, received.weights, job.session.weights_size)
+        received.weights.close()
+
+    def _examine(self, job: _Job) -> Findings:
+        return examine(
+            self._store,
+            config_key=job.config_key,
+            weights_key=job.weights_key,
+            session=job.session,
+            manifest=job.manifest,
+            base=job.base,
+            max_weights_bytes=self._limits.max_weights_bytes,
+            spool_dir=self._limits.spool_dir,
+        )
+
+    async def _report(self, job: _Job) -> Outcome:
+        """Signs the result and hands it in, again and again while the registry cannot be reached."""
+        assert job.findings is not None
+        statement = verification_of(
+            job.session, job.base, job.findings, verifier=self._limits.verifier, now=self._clock.now()
+        )
+        envelope = await asyncio.to_thread(seal, statement, self._key)
+        state = ""
+        for pause in (*REPORT_PAUSES_S, None):
+            try:
+                state = await self._registry.admit(envelope)
+                break
+            except LoraportError as error:
+                if error.reason != "REGISTRY_UNAVAILABLE" or pause is None:
+                    raise
+                await asyncio.sleep(pause)
+        log.info(
+            "upload judged",
+            revision_id=statement.revision_id,
+            tenant=statement.tenant,
+            state=state,
+            codes=sorted({row[0] for row in statement.violations}),
+        )
+        violations = statement.violations
+        if statement.admitted and state == "QUARANTINED":  # the registry knows more than we do
+            violations = (await self._registry.revision(statement.revision_id)).reasons
+        return Outcome(statement.revision_id, state in ("VERIFIED", "ACTIVE"), violations, statement.warnings)
+
+    async def _clean(self, job: _Job) -> None:
+        """Leaves nothing in quarantine or in the spool, whatever happened."""
+        job.received.weights.close()
+        if job.findings is not None:
+            job.findings.weights.close()
+        if not job.quarantined:
+            return
+        for key in (job.config_key, job.weights_key):
+            try:
+                await asyncio.to_thread(self._store.delete, "quarantine", key)
+            except LoraportError as error:
+                log.warning("quarantine keeps an object until the next sweep", reason=error.reason)
+
+    def _ended(self, task: asyncio.Task[Outcome]) -> None:
+        self._jobs.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # Retrieved here: the client that would have heard of it may be gone.
+            log.warning("upload failed", why=str(task.exception()))

@@ -1,0 +1,134 @@
+"""Takes an upload's bytes in, and not one more than its session announced.
+
+The config stays in memory, the weights go into an unlinked file. Nothing is believed or looked at yet.
+"""
+
+import errno
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO, Literal
+
+from loraport.bundle.digest import is_digest
+from services.shared.errors import LoraportError
+from services.shared.names import is_id
+from services.shared.rpc.server import run_blocking
+from services.shared.statements import StatementError, TrustedKeys, UploadSession, open_session
+
+MAX_CHUNK_BYTES = 256 << 10
+MAX_CONFIG_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPart:
+    """The first part of an upload: the registry's signed session."""
+
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """Some bytes of one of the two files."""
+
+    file: Literal["config", "weights"]
+    data: bytes
+
+
+Part = SessionPart | ChunkPart
+
+
+@dataclass(slots=True)
+class Received:
+    """All bytes of an upload. `weights` is an unlinked file; the holder closes it."""
+
+    config: bytes
+    weights: BinaryIO
+
+
+async def read_session(
+    parts: AsyncIterator[Part], trusted: TrustedKeys, *, now: float, max_weights_bytes: int
+) -> UploadSession:
+    """Returns the session that an upload begins with.
+
+    Raises:
+        LoraportError: INVALID_REQUEST, INVALID_SESSION, or UPLOAD_TOO_LARGE when it announces too much.
+    """
+    first = await anext(parts, None)
+    if not isinstance(first, SessionPart):
+        raise LoraportError("INVALID_REQUEST", "the first message of an upload must be its session", subject="session")
+    try:
+        session: UploadSession = await run_blocking(_open, first.envelope, trusted, now)
+    except StatementError as error:
+        raise LoraportError("INVALID_SESSION", f"the upload session is not valid: {error}") from None
+    legal = is_id(session.tenant) and is_id(session.base_model) and session.weights_size >= 1
+    if not legal or not all(map(is_digest, (session.revision_id, session.weights_digest, session.config_digest))):
+        raise LoraportError("INVALID_SESSION", "the upload session holds an illegal name, digest or size")
+    if session.weights_size > max_weights_bytes:
+        raise LoraportError(
+            "UPLOAD_TOO_LARGE", f"{session.weights_size} bytes of weights, the limit is {max_weights_bytes}"
+        )
+    return session
+
+
+def _open(envelope: bytes, trusted: TrustedKeys, now: float) -> UploadSession:
+    return open_session(envelope, trusted, now=now)
+
+
+async def receive(parts: AsyncIterator[Part], *, weights_size: int, spool_dir: str | None) -> Received:
+    """Takes the files in to the end.
+
+    Raises:
+        LoraportError: UPLOAD_TOO_LARGE at the first byte too many, INVALID_REQUEST when parts are out of order or
+            bytes are missing at the end, STORAGE_FULL when the spool has no room.
+    """
+    config = bytearray()
+    weights = await run_blocking(open_spool, spool_dir)
+    taken = 0
+    try:
+        async for part in parts:
+            if isinstance(part, SessionPart):
+                raise LoraportError("INVALID_REQUEST", "only the first message may be a session", subject="session")
+            if not 1 <= len(part.data) <= MAX_CHUNK_BYTES:
+                raise LoraportError("INVALID_REQUEST", "a chunk has 1 byte to 256 KiB", subject="chunk.data")
+            if part.file == "config":
+                if taken:
+                    raise LoraportError("INVALID_REQUEST", "the config comes before the weights", subject="chunk.file")
+                if len(config) + len(part.data) > MAX_CONFIG_BYTES:
+                    raise LoraportError("UPLOAD_TOO_LARGE", f"the config is larger than {MAX_CONFIG_BYTES} bytes")
+                config += part.data
+            else:
+                taken += len(part.data)
+                if taken > weights_size:
+                    raise LoraportError(
+                        "UPLOAD_TOO_LARGE", f"more weights came than the {weights_size} bytes announced"
+                    )
+                await run_blocking(spool, weights, part.data)
+        if not config or taken != weights_size:
+            came = f"{len(config)} bytes of config and {taken} of {weights_size} bytes of weights came"
+            raise LoraportError("INVALID_REQUEST", f"the upload is not complete: {came}; upload again")
+    except BaseException:
+        weights.close()
+        raise
+    return Received(bytes(config), weights)
+
+
+def open_spool(spool_dir: str | None) -> BinaryIO:
+    """Opens an unlinked file that is gone when it is closed or the process ends."""
+    try:
+        return tempfile.TemporaryFile(dir=spool_dir, prefix="loraport-")  # type: ignore[return-value]
+    except OSError as error:
+        raise _full(error) from None
+
+
+def spool(file: BinaryIO, data: bytes) -> None:
+    """Appends to a spool. Raises LoraportError (STORAGE_FULL, INTERNAL)."""
+    try:
+        file.write(data)
+    except OSError as error:
+        raise _full(error) from None
+
+
+def _full(error: OSError) -> LoraportError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return LoraportError("STORAGE_FULL", "the loader's spool has no room left; nothing was kept")
+    return LoraportError("INTERNAL", "the loader's spool cannot be written")

@@ -1,0 +1,129 @@
+"""The port to the registry over gRPC."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from loraport.bundle.base import BaseSpec, base_id, from_json
+from loraport.bundle.canonical import StrictJsonError, load_strict
+from loraport.registry.v1 import adapter_service_pb2 as adapters
+from loraport.registry.v1 import base_model_service_pb2 as bases
+from loraport.registry.v1.adapter_service_pb2_grpc import AdapterServiceStub
+from loraport.registry.v1.base_model_service_pb2_grpc import BaseModelServiceStub
+from services.loader.ports import RevisionInfo
+from services.shared.catalog import RevisionItem
+from services.shared.catalog_client import CatalogClient
+from services.shared.errors import LoraportError
+from services.shared.names import base_model_name
+from services.shared.rpc.status import from_rpc_error
+
+log = structlog.get_logger()
+
+CALL_S = 10.0
+# A miss first makes the catalog as new as the registry; this is how long that may take.
+CATCH_UP_S = 2.0
+# The table of a base model's modules may have tens of thousands of rows.
+MAX_SPEC_BYTES = 8 << 20
+MAX_SPECS = 64
+
+
+class RegistryClient:
+    """The port `RegistryPort` over one channel, which it closes."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._adapters = AdapterServiceStub(channel)
+        self._bases = BaseModelServiceStub(channel)
+        self._catalog: CatalogClient | None = None
+        self._specs: dict[str, BaseSpec] = {}
+
+    def follow(self, on_gone: Callable[[list[RevisionItem]], None]) -> None:
+        self._catalog = CatalogClient(self._channel, artefacts_only=True, on_gone=on_gone)
+        self._catalog.start()
+
+    async def item(self, revision_id: str) -> RevisionItem | None:
+        catalog = self._following
+        found = catalog.view.revisions.get(revision_id)
+        if found is not None and found.state == "ACTIVE":
+            return found
+        fresh = await catalog.catch_up(CATCH_UP_S) and await catalog.wait_synced(CATCH_UP_S)
+        if not fresh:
+            raise LoraportError("REGISTRY_UNAVAILABLE", retry_after_s=1.0)
+        return catalog.view.revisions.get(revision_id)
+
+    def is_active(self, revision_id: str) -> bool:
+        found = self._following.view.revisions.get(revision_id)
+        return found is not None and found.state == "ACTIVE"
+
+    def active_digest(self, digest: str) -> bool:
+        revisions = self._following.view.revisions.values()
+        return any(item.weights_digest == digest and item.state == "ACTIVE" for item in revisions)
+
+    async def revision(self, revision_id: str) -> RevisionInfo:
+        revision = await _answer(
+            self._adapters.GetRevision(adapters.GetRevisionRequest(name=revision_id), timeout=CALL_S)
+        )
+        if revision.revision_id != revision_id:
+            raise LoraportError("DIGEST_MISMATCH", "the registry answered with another revision")
+        return RevisionInfo(
+            revision_id=revision.revision_id,
+            state=_state(revision),
+            manifest_envelope=revision.manifest_envelope,
+            reasons=_rows(revision.reasons),
+            warnings=_rows(revision.warnings),
+        )
+
+    async def base_spec(self, base_model: str) -> BaseSpec:
+        known = self._following.view.bases.get(base_model)
+        if known is not None and known.base_id in self._specs:
+            return self._specs[known.base_id]
+        request = bases.GetBaseModelRequest(name=base_model_name(base_model))
+        answer = await _answer(self._bases.GetBaseModel(request, timeout=CALL_S))
+        try:
+            spec = await asyncio.to_thread(_read_spec, answer.spec_json, answer.base_id)
+        except (StrictJsonError, ValueError) as error:
+            log.error("base model is not usable", base_model=base_model, why=str(error))
+            raise LoraportError("INVALID_BASE_MODEL", "the registry's base model is not usable") from None
+        if len(self._specs) >= MAX_SPECS:
+            self._specs.clear()
+        self._specs[answer.base_id] = spec
+        return spec
+
+    async def admit(self, verification_envelope: bytes) -> str:
+        request = adapters.AdmitRevisionRequest(verification_envelope=verification_envelope)
+        return _state(await _answer(self._adapters.AdmitRevision(request, timeout=CALL_S)))
+
+    async def close(self) -> None:
+        if self._catalog is not None:
+            await self._catalog.stop()
+        await self._channel.close()
+
+    @property
+    def _following(self) -> CatalogClient:
+        assert self._catalog is not None, "follow comes first"
+        return self._catalog
+
+
+async def _answer(call: Any) -> Any:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, unavailable="REGISTRY_UNAVAILABLE") from None
+
+
+def _read_spec(spec_json: bytes, identity: str) -> BaseSpec:
+    spec = from_json(load_strict(spec_json, max_bytes=MAX_SPEC_BYTES, max_depth=6))
+    if base_id(spec) != identity:
+        raise ValueError("the digests are not those of its id")
+    return spec
+
+
+def _state(revision: Any) -> str:
+    return adapters.Revision.State.Name(revision.state).removeprefix("STATE_")
+
+
+def _rows(violations: Any) -> tuple[tuple[str, str, str], ...]:
+    return tuple((row.code, row.detail, row.subject) for row in violations)

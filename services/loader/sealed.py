@@ -1,0 +1,100 @@
+"""Bytes in memory that nobody can change any more.
+
+A `Blob` is filled once, checked where it lies, and sealed: an anonymous memory file whose size and content the kernel
+then refuses to change, for us as well. Where the kernel has no such files, an unlinked file takes its place and
+`seal` says why; nobody else can open it, but nothing stops this process from writing to it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+
+from loraport.bundle.digest import PREFIX
+
+CHUNK_BYTES = 1 << 20
+_SEALS = ("F_SEAL_WRITE", "F_SEAL_GROW", "F_SEAL_SHRINK", "F_SEAL_SEAL")
+
+
+class Blob:
+    """A memory file, writable until it is sealed. Not thread-safe while it is filled."""
+
+    def __init__(self, name: str) -> None:
+        """Opens an empty one; `name` shows up in the kernel's lists only. Raises OSError."""
+        self.size_bytes = 0
+        self.unsealed_because = ""
+        try:
+            self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except (AttributeError, OSError) as error:
+            self.unsealed_because = f"no memory files here ({error})"
+            with tempfile.TemporaryFile() as file:
+                self._fd = os.dup(file.fileno())
+
+    def write(self, data: bytes) -> None:
+        """Appends `data`. Raises OSError."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, self.size_bytes)
+            self.size_bytes += written
+            view = view[written:]
+
+    def digest(self) -> str:
+        """Returns the digest of the bytes as they lie in memory."""
+        found = hashlib.sha256()
+        for piece in _pieces(self._fd, self.size_bytes):
+            found.update(piece)
+        return PREFIX + found.hexdigest()
+
+    def seal(self) -> None:
+        """Makes size and content final. Idempotent; `unsealed_because` says when and why it could not be done."""
+        if self.unsealed_because:
+            return
+        try:
+            seals = 0
+            for name in _SEALS:
+                seals |= getattr(fcntl, name)
+            if fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) & seals != seals:
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
+        except (AttributeError, OSError) as error:
+            self.unsealed_because = f"the kernel refused to seal ({error})"
+
+    def open_reader(self) -> "Reader":
+        """Returns a reader with a descriptor of its own, which outlives this blob's. Raises OSError."""
+        return Reader(os.dup(self._fd), self.size_bytes)
+
+    def close(self) -> None:
+        """Gives the memory back once the last reader is closed too. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Reader:
+    """Reads a blob's bytes from front to back."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._fd = fd
+        self._pieces = _pieces(fd, size_bytes)
+
+    def next_piece(self) -> bytes:
+        """Returns the next 1 .. CHUNK_BYTES bytes, empty at the end. Raises OSError."""
+        return next(self._pieces, b"")
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+
+def _pieces(fd: int, size_bytes: int) -> Iterator[bytes]:
+    offset = 0
+    while offset < size_bytes:
+        piece = os.pread(fd, min(CHUNK_BYTES, size_bytes - offset), offset)
+        if not piece:
+            raise OSError("a sealed file became shorter")
+        offset += len(piece)
+        yield piece

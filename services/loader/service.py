@@ -1,0 +1,161 @@
+"""Puts a loader together from its configuration, and runs it."""
+
+import asyncio
+import contextlib
+
+import structlog
+
+from loraport.bundle.envelope import EnvelopeError, SigningKey
+from loraport.loader.v1.loader_service_pb2_grpc import add_LoaderServiceServicer_to_server
+from services.loader.bad_digests import BadDigests
+from services.loader.config import LoaderConfig
+from services.loader.host_tier import HostTier
+from services.loader.intake import Intake, IntakeLimits
+from services.loader.ports import ObjectStore, RegistryPort
+from services.loader.registry_client import RegistryClient
+from services.loader.resolve import Resolver
+from services.loader.servicer import LoaderServicer
+from services.loader.shell import HostLoader
+from services.loader.slots import Slots
+from services.loader.store import S3Store, read_credentials
+from services.shared.clock import Clock, SystemClock
+from services.shared.config import ConfigError
+from services.shared.errors import LoraportError
+from services.shared.names import is_id
+from services.shared.rpc.channels import peer_channel
+from services.shared.rpc.identity import CertificateAuthorities
+from services.shared.rpc.server import Server
+from services.shared.trust import TrustError, TrustStore
+
+log = structlog.get_logger()
+
+STORE_RETRY_S = 2.0
+# Leases are looked at this often, or four times in their life if that is more often.
+EXPIRY_S = 5.0
+
+
+class LoaderService:
+    """A loader process: two addresses, one host tier, one intake."""
+
+    def __init__(
+        self,
+        config: LoaderConfig,
+        *,
+        store: ObjectStore,
+        registry: RegistryPort,
+        trust: TrustStore,
+        key: SigningKey,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._registry = registry
+        trusted = trust.keys("registry")
+        self.host = HostLoader(
+            store=store,
+            registry=registry,
+            resolver=Resolver(registry, trusted),
+            clock=clock,
+            tier=HostTier(config.host_budget_bytes),
+            bad=BadDigests(config.bad_digest_ttl_s),
+            slots=Slots(config.max_loads, per_key=config.max_loads_per_tenant),
+        )
+        self.intake = Intake(
+            store=store,
+            registry=registry,
+            key=key,
+            trusted=trusted,
+            clock=clock,
+            slots=Slots(config.max_uploads, per_key=config.max_uploads_per_tenant),
+            limits=IntakeLimits(
+                verifier=config.name, max_weights_bytes=config.max_weights_bytes, spool_dir=config.spool_dir
+            ),
+        )
+        tls = config.tls
+        self._server = Server(CertificateAuthorities.from_files(tls.service_ca, tls.admin_ca))
+        self._server.add(
+            add_LoaderServiceServicer_to_server,
+            LoaderServicer(self.host, self.intake, upload_idle_s=config.upload_idle_s),
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self.port = 0
+        self.upload_port = 0
+
+    async def start(self) -> None:
+        """Serves on both addresses; a store that is down is waited for in the background.
+
+        Raises:
+            OSError: an address cannot be used.
+        """
+        key, certificate = self._config.tls.read()
+        self.port = self._server.listen(self._config.listen, key=key, certificate=certificate, clients=True)
+        self.upload_port = self._server.listen(
+            self._config.upload_listen, key=key, certificate=certificate, clients=False
+        )
+        self._registry.follow(self.host.gone)
+        if not await self._prepare_store():
+            self._tasks.append(asyncio.create_task(self._prepare_store_later()))
+        self._tasks.append(asyncio.create_task(self._expire_leases()))
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Drains, lets uploads that are complete be judged, and gives all memory back."""
+        await self._server.stop(self._config.drain_s)
+        await self.intake.close(self._config.drain_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.host.close()
+        await self._registry.close()
+
+    async def failed(self) -> None:
+        """Never returns: what can fail here is tried again."""
+        await asyncio.Event().wait()
+
+    async def _prepare_store(self) -> bool:
+        try:
+            await asyncio.to_thread(self._store.prepare)
+            swept = await asyncio.to_thread(self.intake.sweep)
+        except LoraportError as error:
+            log.warning("store is not ready", reason=error.reason)
+            return False
+        if swept:
+            log.warning("swept quarantine", count=swept)
+        return True
+
+    async def _prepare_store_later(self) -> None:
+        ready = False
+        while not ready:
+            await asyncio.sleep(STORE_RETRY_S)
+            ready = await self._prepare_store()
+
+    async def _expire_leases(self) -> None:
+        ttl = self._config.lease_ttl_s
+        while True:
+            await asyncio.sleep(min(EXPIRY_S, ttl / 4))
+            with contextlib.suppress(LoraportError):
+                self.host.expire_leases(idle_s=ttl)
+
+
+async def build(config: LoaderConfig) -> LoaderService:
+    """Returns the service of a configuration, not started yet.
+
+    Raises:
+        ConfigError, OSError: something that the configuration names cannot be used.
+    """
+    if not is_id(config.name):
+        raise ConfigError(f"name must be an id, not {config.name!r:.80}")
+    try:
+        trust = TrustStore.load(config.trust_dir)
+        key = SigningKey.load(config.signing_key)
+    except (TrustError, EnvelopeError) as error:
+        raise ConfigError(str(error)) from None
+    store = S3Store(
+        config.s3_endpoint,
+        read_credentials(config.s3_credentials),
+        quarantine_bucket=config.s3_quarantine_bucket,
+        verified_bucket=config.s3_verified_bucket,
+        secure=config.s3_secure,
+    )
+    registry = RegistryClient(peer_channel(config.registry_address, config.tls))
+    return LoaderService(config, store=store, registry=registry, trust=trust, key=key, clock=SystemClock())

@@ -1,0 +1,370 @@
+"""Brings weights into host memory and hands out leases: the tables decide, this does.
+
+One load per digest, whoever asks; every caller's revision is resolved for itself, so bytes that two tenants share are
+fetched once and granted twice. Blocking work runs in threads that look at a stop flag between two pieces.
+"""
+
+import asyncio
+import secrets
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import structlog
+from opentelemetry import trace
+
+from services.loader.bad_digests import BadDigests
+from services.loader.host_tier import HostTier, TierFull
+from services.loader.ports import ObjectMissing, ObjectStore, RegistryPort
+from services.loader.resolve import Resolved, Resolver
+from services.loader.sealed import Blob, Reader
+from services.loader.slots import Slots
+from services.loader.stages import Act, Broke, Ended, Event, LoadLife, LoadState, Report
+from services.loader.store import verified_key
+from services.shared.catalog import RevisionItem
+from services.shared.clock import Clock
+from services.shared.errors import LoraportError
+
+log = structlog.get_logger()
+tracer = trace.get_tracer("loraport.loader")
+
+CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease, and what it is of."""
+
+    lease_id: str
+    resolved: Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What the host tier holds. Entries are (digest, size, lease count, stages), loads (digest, state, waiters)."""
+
+    entries: tuple[tuple[str, int, int, tuple[Report, ...]], ...]
+    loads: tuple[tuple[str, LoadState, int], ...]
+    used_bytes: int
+    budget_bytes: int
+
+
+@dataclass(slots=True)
+class _Load:
+    digest: str
+    size_bytes: int
+    tenant: str
+    token: str
+    life: LoadLife
+    stop: threading.Event = field(default_factory=threading.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    blob: Blob | None = None
+    error: LoraportError | None = None
+    task: asyncio.Task[None] | None = None
+
+    def tell(self) -> None:
+        """Wakes everybody who follows the load."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class HostLoader:
+    """The host tier of one node. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        registry: RegistryPort,
+        resolver: Resolver,
+        clock: Clock,
+        tier: HostTier,
+        bad: BadDigests,
+        slots: Slots,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._resolver = resolver
+        self._clock = clock
+        self._tier = tier
+        self._bad = bad
+        self._slots = slots
+        self._loads: dict[str, _Load] = {}
+        self._blobs: dict[str, Blob] = {}
+        self._stages: dict[str, tuple[Report, ...]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ensure(self, revision_id: str, *, holder: str) -> AsyncIterator[Report | Granted]:
+        """Yields the stages of the load as they end, the lease last.
+
+        Raises:
+            LoraportError: what Resolver.resolve raises, HOST_TIER_FULL, DIGEST_MISMATCH, STORE_UNAVAILABLE or
+                LOAD_CANCELLED.
+        """
+        life = LoadLife(cause=f"{revision_id} for {holder}")
+        life.join(holder)
+        started = self._clock.monotonic()
+        try:
+            resolved = await self._resolver.resolve(revision_id)
+        except LoraportError as error:
+            life.handle(Broke(error.reason))
+            raise
+        life.handle(Ended((self._clock.monotonic() - started) * 1000))
+        yield life.reports[0]
+        digest = resolved.weights_digest
+        self._tier.revive(digest)
+        if self._tier.find(digest) is not None:
+            yield self._grant(resolved, holder)
+            return
+        why = self._bad.find(digest, now=self._clock.monotonic())
+        if why is not None:
+            raise LoraportError("DIGEST_MISMATCH", why)
+        load = self._loads.get(digest)
+        if load is None:
+            load = self._begin(resolved, life)
+        else:
+            load.life.join(holder)
+        try:
+            async for report in _follow(load):
+                yield report
+            if load.life.state is LoadState.CANCELLED:
+                raise LoraportError("LOAD_CANCELLED")
+            if load.error is not None:
+                raise _again(load.error)
+            granted = self._grant(resolved, holder)
+        finally:
+            self._carry_out(load, load.life.leave(holder))
+        yield granted
+
+    def open_reader(self, lease_id: str, *, holder: str) -> Reader:
+        """Returns a reader of a lease's bytes. Raises LoraportError (LEASE_NOT_FOUND)."""
+        digest = self.use(lease_id, holder=holder)
+        return self._blobs[digest].open_reader()
+
+    def use(self, lease_id: str, *, holder: str) -> str:
+        """Notes the use of a lease and returns its digest. Raises LoraportError (LEASE_NOT_FOUND)."""
+        lease = self._tier.use(lease_id, holder=holder, now=self._clock.monotonic())
+        if lease is None:
+            raise LoraportError("LEASE_NOT_FOUND")
+        return lease.digest
+
+    def release(self, lease_id: str, *, holder: str) -> None:
+        """Gives a lease back; one that the holder does not have is given back already."""
+        if self._tier.use(lease_id, holder=holder, now=self._clock.monotonic()) is not None:
+            self._close(self._tier.release(lease_id))
+
+    async def cancel(self, revision_id: str, *, holder: str) -> bool:
+        """Stops a revision's load for `holder`; returns False when others wait for it.
+
+        Raises:
+            LoraportError: LOAD_NOT_FOUND, or REGISTRY_UNAVAILABLE.
+        """
+        item = await self._registry.item(revision_id)
+        load = self._loads.get(item.weights_digest) if item is not None else None
+        if load is None:
+            raise LoraportError("LOAD_NOT_FOUND")
+        acts = load.life.cancel(holder)
+        if acts is None:
+            return False
+        self._carry_out(load, acts)
+        return True
+
+    def inventory(self) -> Inventory:
+        """Returns what is held and what is being loaded."""
+        return Inventory(
+            entries=tuple(
+                (entry.digest, entry.size_bytes, entry.holders, self._stages.get(entry.digest, ()))
+                for entry in self._tier.entries()
+            ),
+            loads=tuple((load.digest, load.life.state, load.life.waiter_count) for load in self._loads.values()),
+            used_bytes=self._tier.used_bytes,
+            budget_bytes=self._tier.budget_bytes,
+        )
+
+    def gone(self, items: list[RevisionItem]) -> None:
+        """Hears of revisions that may serve no longer: their bytes leave with their last lease."""
+        self._resolver.forget(item.revision_id for item in items)
+        for digest in {item.weights_digest for item in items}:
+            if not self._registry.active_digest(digest):
+                self._close(self._tier.doom(digest))
+
+    def expire_leases(self, *, idle_s: float) -> None:
+        """Takes back leases that were not used for `idle_s`."""
+        expired, left = self._tier.expire(now=self._clock.monotonic(), idle_s=idle_s)
+        if expired:
+            log.warning("leases expired", count=len(expired))
+        self._close(left)
+
+    async def close(self) -> None:
+        """Stops every load and gives all memory back."""
+        for load in list(self._loads.values()):
+            load.stop.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        self._close(list(self._blobs))
+
+    def _begin(self, resolved: Resolved, life: LoadLife) -> _Load:
+        load = _Load(
+            digest=resolved.weights_digest,
+            size_bytes=resolved.size_bytes,
+            tenant=resolved.tenant,
+            token=f"load-{secrets.token_hex(8)}",
+            life=life,
+        )
+        self._loads[load.digest] = load
+        load.task = asyncio.create_task(self._run(load))
+        self._tasks.add(load.task)
+        load.task.add_done_callback(self._tasks.discard)
+        return load
+
+    def _grant(self, resolved: Resolved, holder: str) -> Granted:
+        # The revision may have been revoked while its bytes were on their way.
+        if not self._registry.is_active(resolved.revision_id) or self._tier.find(resolved.weights_digest) is None:
+            raise LoraportError("REVISION_NOT_ACTIVE", f"revision {resolved.revision_id} is no longer ACTIVE")
+        lease_id = secrets.token_hex(16)
+        self._tier.lease(resolved.weights_digest, lease_id, holder=holder, now=self._clock.monotonic())
+        return Granted(lease_id, resolved)
+
+    async def _run(self, load: _Load) -> None:
+        """Runs the stages to the end of the load, one after the other, in its tenant's turn."""
+        try:
+            async with self._slots.hold(load.tenant):
+                acts = deque([Act.RUN])
+                while acts:
+                    act = acts.popleft()
+                    if act is Act.RUN:
+                        acts.extend(load.life.handle(await self._stage(load)))
+                    else:
+                        self._carry_out(load, (act,))
+                    if load.life.final:
+                        self._forget(load)
+                    load.tell()
+        except Exception as error:
+            log.error("load fell over", story=load.life.story(), exc_info=error)
+            load.error, load.life.state = LoraportError("INTERNAL"), LoadState.FAILED
+            self._forget(load)
+            self._carry_out(load, (Act.DISCARD,))
+            load.tell()
+
+    async def _stage(self, load: _Load) -> Event:
+        stage = load.life.state
+        started = self._clock.monotonic()
+        try:
+            with tracer.start_as_current_span(f"loader.{stage.value.lower()}"):
+                match stage:
+                    case LoadState.FETCH:
+                        self._reserve(load)
+                        await asyncio.to_thread(_fetch, self._store, load)
+                    case LoadState.VERIFY:
+                        await asyncio.to_thread(_verify, load)
+                    case LoadState.STAGE_HOST:
+                        await asyncio.to_thread(_seal, load)
+        except LoraportError as error:
+            load.error = error
+        except Exception as error:
+            log.error("load failed unexpectedly", digest=load.digest, stage=stage.value, exc_info=error)
+            load.error = LoraportError("INTERNAL")
+        if load.error is None:
+            return Ended((self._clock.monotonic() - started) * 1000, load.size_bytes)
+        if load.error.reason == "DIGEST_MISMATCH":
+            log.error("stored bytes are not what was signed", digest=load.digest, why=load.error.message)
+            self._bad.add(load.digest, load.error.message, now=self._clock.monotonic())
+        return Broke(load.error.reason)
+
+    def _reserve(self, load: _Load) -> None:
+        if load.stop.is_set():
+            raise LoraportError("LOAD_CANCELLED")
+        try:
+            self._close(self._tier.reserve(load.token, load.size_bytes))
+        except TierFull as error:
+            raise LoraportError(
+                "HOST_TIER_FULL", f"host memory is held by others: {error}", retry_after_s=1.0
+            ) from None
+
+    def _carry_out(self, load: _Load, acts: tuple[Act, ...]) -> None:
+        for act in acts:
+            match act:
+                case Act.PUBLISH:
+                    assert load.blob is not None
+                    self._tier.commit(load.token, load.digest, now=self._clock.monotonic())
+                    self._blobs[load.digest], load.blob = load.blob, None
+                    self._stages[load.digest] = tuple(load.life.reports)
+                case Act.UNPIN:
+                    self._close(self._tier.release(load.token))
+                    if not self._registry.active_digest(load.digest):
+                        self._close(self._tier.doom(load.digest))
+                case Act.STOP:
+                    log.info("load stopped", story=load.life.story())
+                    load.stop.set()
+                    self._forget(load)
+                    load.tell()
+                case Act.DISCARD:
+                    if load.life.state is LoadState.FAILED:
+                        log.warning("load failed", story=load.life.story())
+                    self._tier.cancel(load.token)
+                    if load.blob is not None:
+                        load.blob.close()
+                        load.blob = None
+
+    def _forget(self, load: _Load) -> None:
+        if self._loads.get(load.digest) is load:
+            del self._loads[load.digest]
+
+    def _close(self, digests: list[str]) -> None:
+        for digest in digests:
+            self._blobs.pop(digest).close()
+            self._stages.pop(digest, None)
+
+
+async def _follow(load: _Load) -> AsyncIterator[Report]:
+    """Yields the stages after RESOLVE, until the load has ended."""
+    seen = 1
+    while True:
+        changed = load.changed
+        for report in load.life.reports[seen:]:
+            seen += 1
+            yield report
+        if load.life.final and seen == len(load.life.reports):
+            return
+        if not load.life.final:
+            await changed.wait()
+
+
+def _again(error: LoraportError) -> LoraportError:
+    """Returns an equal error: an exception that several tasks raise would collect all their tracebacks."""
+    return LoraportError(error.reason, error.message, retry_after_s=error.retry_after_s)
+
+
+def _fetch(store: ObjectStore, load: _Load) -> None:
+    """Reads the object into memory, and not one byte more than the record says it has."""
+    load.blob = Blob("loraport-weights")
+    try:
+        with closing(store.read("verified", verified_key(load.digest))) as pieces:
+            for piece in pieces:
+                if load.stop.is_set():
+                    raise LoraportError("LOAD_CANCELLED")
+                if load.blob.size_bytes + len(piece) > load.size_bytes:
+                    raise LoraportError("DIGEST_MISMATCH", f"the store has more than {load.size_bytes} bytes")
+                load.blob.write(piece)
+    except ObjectMissing:
+        raise LoraportError("DIGEST_MISMATCH", "the store has no object of this digest") from None
+    if load.blob.size_bytes != load.size_bytes:
+        message = f"the store has {load.blob.size_bytes} of {load.size_bytes} bytes"
+        raise LoraportError("DIGEST_MISMATCH", message)
+
+
+def _verify(load: _Load) -> None:
+    """Hashes the bytes where they lie, not on their way."""
+    assert load.blob is not None
+    found = load.blob.digest()
+    if found != load.digest:
+        raise LoraportError("DIGEST_MISMATCH", f"the stored bytes have the digest {found}")
+
+
+def _seal(load: _Load) -> None:
+    assert load.blob is not None
+    load.blob.seal()
+    if load.blob.unsealed_because:
+        log.warning("host bytes are not sealed", why=load.blob.unsealed_because)
