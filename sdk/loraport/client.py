@@ -1,0 +1,148 @@
+"""The client for threads. `loraport.aio` has the same one for asyncio."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from loraport import wire
+from loraport.errors import error_from_rpc
+from loraport.router.v1 import inference_service_pb2 as pb
+from loraport.router.v1 import inference_service_pb2_grpc as stubs
+from loraport.values import Adapter, Completion, Event, TokenCount
+from loraport.wire import GenerateOptions, PromptOptions, Settings
+
+
+class Client:
+    """Generates text with the adapters of one tenant. May be used by several threads.
+
+    Every call has a timeout, 60 seconds unless set otherwise, and raises `LoraportError` and nothing else.
+
+        with Client("127.0.0.1:7400", api_key=key, ca_certificate="ca.pem") as client:
+            print(client.generate("Hello", adapter="pirate", max_tokens=24).text)
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        api_key: str,
+        ca_certificate: str | Path | None = None,
+        timeout: float | None = wire.DEFAULT_TIMEOUT_S,
+        tenant: str | None = None,
+    ) -> None:
+        """Makes a client; nothing is sent before the first call.
+
+        Args:
+            endpoint: The router, `host:port`.
+            api_key: `lk_…`; the tenant follows from it.
+            ca_certificate: PEM file of the CA that signed the router's certificate; None for the system's CAs.
+            timeout: Seconds that a call may take; None for no limit.
+            tenant: The key's tenant, only needed for `get_adapter` by id.
+
+        Raises:
+            InvalidArgumentError: the endpoint or the certificate file cannot be used.
+            UnauthenticatedError: the key cannot be one.
+        """
+        self._open(
+            wire.make_settings(endpoint, api_key=api_key, ca_certificate=ca_certificate, timeout=timeout, tenant=tenant)
+        )
+
+    @classmethod
+    def local(
+        cls,
+        data_dir: str | Path = wire.DEFAULT_DATA,
+        *,
+        tenant: str,
+        timeout: float | None = wire.DEFAULT_TIMEOUT_S,
+    ) -> Self:
+        """Returns a client of the local stack at `data_dir`, with the key that `loraport key create` kept there.
+
+        Raises:
+            UnavailableError: there is no stack.
+            UnauthenticatedError: there is no key of the tenant.
+        """
+        client = cls.__new__(cls)
+        client._open(wire.local_settings(data_dir, tenant=tenant, timeout=timeout))
+        return client
+
+    def _open(self, settings: Settings) -> None:
+        self._settings = settings
+        self._channel = grpc.secure_channel(settings.endpoint, settings.credentials(), options=settings.options())
+        self._stub: Any = stubs.InferenceServiceStub(self._channel)
+
+    def close(self) -> None:
+        """Closes the connection; running calls end with CancelledError."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Completion:
+        """Returns the answers to a prompt: `prompt`, or `messages=`, or `prompt_token_ids=`.
+
+        Raises:
+            LoraportError: see `loraport.errors`.
+        """
+        builder = wire.CompletionBuilder()
+        for event in self.stream(prompt, **options):
+            builder.add(event)
+        return builder.result()
+
+    def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Iterator[Event]:
+        """Yields a Started, then Tokens as they come, and one Finished per answer.
+
+        Leaving the iterator cancels the request. Arguments are checked at once, the rest while iterating.
+
+        Raises:
+            LoraportError: see `loraport.errors`.
+        """
+        timeout = options.pop("timeout", self._settings.timeout)
+        return self._events(wire.generate_request(prompt, options), timeout)
+
+    def count_tokens(self, prompt: str | None = None, **options: Unpack[PromptOptions]) -> TokenCount:
+        """Counts the tokens of a prompt, without running the model. Raises LoraportError."""
+        return wire.count_from_proto(self._call(self._stub.CountTokens, wire.count_request(prompt, options)))
+
+    def list_adapters(self) -> list[Adapter]:
+        """Returns the adapters of the key's tenant, in order of name. Raises LoraportError."""
+        found: list[Adapter] = []
+        request = pb.ListAdaptersRequest(page_size=wire.PAGE_SIZE)
+        while True:
+            page = self._call(self._stub.ListAdapters, request)
+            found.extend(map(wire.adapter_from_proto, page.adapters))
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
+
+    def get_adapter(self, adapter: str) -> Adapter:
+        """Returns one adapter by resource name, or by id where the client knows the tenant. Raises LoraportError."""
+        request = pb.GetAdapterRequest(name=self._settings.adapter_name(adapter))
+        return wire.adapter_from_proto(self._call(self._stub.GetAdapter, request))
+
+    def _call(self, method: Any, request: Any) -> Any:
+        request_id = wire.new_request_id()
+        try:
+            return method(request, timeout=self._settings.timeout, metadata=self._settings.metadata(request_id))
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id) from None
+
+    def _events(self, request: pb.GenerateRequest, timeout: float | None) -> Iterator[Event]:
+        request_id = wire.new_request_id()
+        call = self._stub.Generate(request, timeout=timeout, metadata=self._settings.metadata(request_id))
+        try:
+            for response in call:
+                event = wire.event_from_proto(response)
+                if event is not None:
+                    yield event
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id) from None
+        finally:
+            call.cancel()

@@ -1,0 +1,362 @@
+"""What both clients share: arguments to requests, responses to values, and how to reach a router."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+import grpc
+
+from loraport.dev.layout import Layout, StackError, read_endpoints
+from loraport.errors import InternalError, InvalidArgumentError, UnauthenticatedError, UnavailableError
+from loraport.router.v1 import inference_service_pb2 as pb
+from loraport.types.v1 import types_pb2
+from loraport.values import (
+    Adapter,
+    AliasTarget,
+    Answer,
+    Completion,
+    Event,
+    Finished,
+    FinishReason,
+    PositionLogprobs,
+    Started,
+    TokenCount,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_DATA = ".loraport"
+PAGE_SIZE = 500
+REQUEST_ID_KEY = "x-request-id"
+
+T = TypeVar("T")
+
+
+class TargetOptions(TypedDict, total=False):
+    """Which weights: an adapter (through `alias`, default `prod`), or exactly one revision, or a base model."""
+
+    adapter: str | None
+    alias: str | None
+    revision_id: str | None
+    base_model: str | None
+
+
+class PromptOptions(TargetOptions, total=False):
+    """The prompt where it is not plain text. `messages` are mappings with `role` and `content`."""
+
+    messages: Sequence[Mapping[str, str]] | None
+
+
+class GenerateOptions(PromptOptions, total=False):
+    """Everything else of a generation; what is left out takes the router's default.
+
+    `timeout` (seconds) replaces the client's; `first_token_timeout` (seconds) gives up earlier, while no token came.
+    """
+
+    prompt_token_ids: Sequence[int] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    max_tokens: int | None
+    min_tokens: int | None
+    ignore_eos: bool
+    n: int | None
+    logprobs: int | None
+    logit_bias: Mapping[int, float] | None
+    session_id: str
+    priority: int
+    first_token_timeout: float | None
+    timeout: float | None
+
+
+_SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to reach a router. `ca_certificate` is PEM, None for the system's authorities; `timeout` is in seconds."""
+
+    endpoint: str
+    api_key: str
+    ca_certificate: bytes | None
+    timeout: float | None
+    tenant: str | None
+
+    def __repr__(self) -> str:
+        return f"Settings({self.endpoint!r})"
+
+    def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
+        """Returns what goes along with every call."""
+        return (("authorization", f"Bearer {self.api_key}"), (REQUEST_ID_KEY, request_id))
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Returns TLS credentials."""
+        return grpc.ssl_channel_credentials(self.ca_certificate)
+
+    def options(self) -> list[tuple[str, int]]:
+        """Returns channel options. A proxy of the environment is never asked for this machine's own addresses."""
+        own = self.endpoint.rsplit(":", 1)[0] in ("127.0.0.1", "localhost", "[::1]")
+        return [
+            ("grpc.keepalive_time_ms", 30_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.max_receive_message_length", 16 << 20),
+            ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0 if own else 1),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+
+    def adapter_name(self, adapter: str) -> str:
+        """Returns the resource name of an adapter given by name, or by id where the tenant is known.
+
+        Raises:
+            InvalidArgumentError: it is an id and the tenant is not known.
+        """
+        if "/" in adapter:
+            return adapter
+        if self.tenant is None:
+            raise InvalidArgumentError("give the full name, tenants/{tenant}/adapters/{adapter}", reason="INVALID_NAME")
+        return f"tenants/{self.tenant}/adapters/{adapter}"
+
+
+def make_settings(
+    endpoint: str, *, api_key: str, ca_certificate: str | Path | None, timeout: float | None, tenant: str | None
+) -> Settings:
+    """Returns checked settings; `ca_certificate` is the path of a PEM file.
+
+    Raises:
+        InvalidArgumentError: the endpoint or the certificate file cannot be used.
+        UnauthenticatedError: the key cannot be one.
+    """
+    if ":" not in endpoint or "://" in endpoint:
+        raise InvalidArgumentError(f"the endpoint must look like host:port, not {endpoint!r}", reason="INVALID_REQUEST")
+    key = api_key.strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise UnauthenticatedError("this is not an API key", reason="INVALID_CREDENTIAL")
+    pem = None
+    if ca_certificate is not None:
+        try:
+            pem = Path(ca_certificate).read_bytes()
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"cannot read the CA certificate {ca_certificate}: {error.strerror}", reason="INVALID_REQUEST"
+            ) from None
+    return Settings(endpoint, key, pem, timeout, tenant)
+
+
+def local_settings(data_dir: str | Path, *, tenant: str, timeout: float | None) -> Settings:
+    """Returns settings for the local stack at `data_dir`, with the key that the CLI made for `tenant`.
+
+    Raises:
+        UnavailableError: there is no stack there.
+        UnauthenticatedError: there is no key of the tenant there.
+    """
+    try:
+        endpoints = read_endpoints(data_dir)
+        endpoint, certificate = endpoints["router"], endpoints["credentials"]["ca"]
+    except (StackError, KeyError) as error:
+        raise UnavailableError(str(error), reason="NO_LOCAL_STACK") from None
+    path = Layout.at(data_dir).api_key(tenant)
+    try:
+        key = path.read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        raise UnauthenticatedError(
+            f"no API key of tenant {tenant} at {path}; make one with: loraport key create {tenant}", reason="NO_API_KEY"
+        ) from None
+    return make_settings(endpoint, api_key=key, ca_certificate=certificate, timeout=timeout, tenant=tenant)
+
+
+def new_request_id() -> str:
+    """Returns an id under which the services log a call."""
+    return uuid.uuid4().hex
+
+
+def generate_request(prompt: str | None, options: GenerateOptions) -> pb.GenerateRequest:
+    """Returns the request that the arguments mean.
+
+    Raises:
+        InvalidArgumentError: the arguments contradict each other or have the wrong type.
+    """
+    known: dict[str, Any] = dict(options)
+    try:
+        request = pb.GenerateRequest(
+            target=_target(known),
+            session_id=known.pop("session_id", ""),
+            priority=known.pop("priority", 0),
+        )
+        _set_input(request, prompt, known.pop("messages", None), known.pop("prompt_token_ids", None))
+        timeout = known.pop("first_token_timeout", None)
+        if timeout is not None:
+            request.first_token_timeout.FromNanoseconds(int(timeout * 1e9))
+        request.sampling.CopyFrom(_sampling(known))
+    except (TypeError, ValueError, OverflowError, KeyError) as error:
+        raise _wrong(f"an argument has the wrong type or range: {error}") from None
+    return request
+
+
+def count_request(prompt: str | None, options: PromptOptions) -> pb.CountTokensRequest:
+    """Returns the request that the arguments mean. Raises as `generate_request`."""
+    known: dict[str, Any] = dict(options)
+    try:
+        request = pb.CountTokensRequest(target=_target(known))
+        _set_input(request, prompt, known.pop("messages", None), None)
+    except (TypeError, ValueError, KeyError) as error:
+        raise _wrong(f"an argument has the wrong type or range: {error}") from None
+    _refuse_unknown(known)
+    return request
+
+
+def _wrong(message: str) -> InvalidArgumentError:
+    return InvalidArgumentError(" ".join(message.split()), reason="INVALID_REQUEST")
+
+
+def _refuse_unknown(rest: Mapping[str, Any]) -> None:
+    if rest:
+        raise _wrong(f"unknown argument {min(rest)}")
+
+
+def _target(options: dict[str, Any]) -> pb.Target:
+    """Takes the target's options out of `options`."""
+    given = {name: options.pop(name, None) for name in ("adapter", "alias", "revision_id", "base_model")}
+    if given["adapter"] is not None and given["revision_id"] is not None:
+        raise _wrong("give an adapter or a revision_id, not both")
+    return pb.Target(**{name: value for name, value in given.items() if value is not None})
+
+
+def _set_input(request: Any, prompt: str | None, messages: Any, token_ids: Any) -> None:
+    if [prompt, messages, token_ids].count(None) != 2:
+        raise _wrong("give exactly one of prompt, messages and prompt_token_ids")
+    if prompt is not None:
+        request.prompt = prompt
+    elif messages is not None:
+        turns = [pb.ChatMessage(role=turn["role"], content=turn["content"]) for turn in messages]
+        request.messages.CopyFrom(pb.ChatMessages(messages=turns))
+    else:
+        request.prompt_token_ids.CopyFrom(pb.TokenIds(ids=token_ids))
+
+
+def _sampling(options: dict[str, Any]) -> types_pb2.SamplingParams:
+    _refuse_unknown({name: value for name, value in options.items() if name not in _SAMPLING})
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    return types_pb2.SamplingParams(**given)
+
+
+def event_from_proto(response: pb.GenerateResponse) -> Event | None:
+    """Returns the event of a response, None for a kind that this release does not know."""
+    match response.WhichOneof("event"):
+        case "started":
+            started = response.started
+            return Started(
+                revision_id=started.revision_id,
+                version=started.version,
+                base_id=started.base_id,
+                executor=started.executor,
+                queue_ms=started.queue_ms,
+                load_ms=started.load_ms,
+                prompt_token_ids=tuple(started.prompt_token_ids),
+                rollout_arm=started.rollout_arm,
+            )
+        case "tokens":
+            tokens = response.tokens
+            logprobs = tuple(map(_position, tokens.logprobs))
+            return Tokens(index=tokens.index, token_ids=tuple(tokens.token_ids), text=tokens.text, logprobs=logprobs)
+        case "finished":
+            finished = response.finished
+            usage = finished.usage
+            return Finished(
+                index=finished.index,
+                finish_reason=_finish_reason(finished.finish_reason),
+                usage=Usage(usage.prompt_token_count, usage.completion_token_count, usage.cached_token_count),
+                kernel_path=finished.kernel_path,
+                max_batch_adapter_count=finished.max_batch_adapter_count,
+                stop_match=finished.stop_match,
+            )
+        case _:
+            return None
+
+
+def _position(position: types_pb2.PositionLogprobs) -> PositionLogprobs:
+    top = tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in position.top)
+    return PositionLogprobs(TokenLogprob(position.chosen.token_id, position.chosen.logprob), top)
+
+
+def _finish_reason(value: int) -> FinishReason:
+    if value == types_pb2.FINISH_REASON_STOP:
+        return "stop"
+    return "length" if value == types_pb2.FINISH_REASON_LENGTH else "unknown"
+
+
+class CompletionBuilder:
+    """Collects the events of one stream."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+        self._tokens: dict[int, list[Tokens]] = {}
+        self._finished: dict[int, Finished] = {}
+
+    def add(self, event: Event) -> None:
+        """Takes the next event."""
+        match event:
+            case Started():
+                self._started = event
+            case Tokens():
+                self._tokens.setdefault(event.index, []).append(event)
+            case Finished():
+                self._finished[event.index] = event
+
+    def result(self) -> Completion:
+        """Returns the whole.
+
+        Raises:
+            InternalError: the stream ended without saying how.
+        """
+        started = self._started
+        if started is None or not self._finished or set(self._tokens) - set(self._finished):
+            raise InternalError("the router ended the stream early", reason="INCOMPLETE_STREAM")
+        return Completion(
+            revision_id=started.revision_id,
+            version=started.version,
+            base_id=started.base_id,
+            executor=started.executor,
+            queue_ms=started.queue_ms,
+            load_ms=started.load_ms,
+            prompt_token_ids=started.prompt_token_ids,
+            rollout_arm=started.rollout_arm,
+            answers=tuple(self._answer(self._finished[index]) for index in sorted(self._finished)),
+        )
+
+    def _answer(self, finished: Finished) -> Answer:
+        parts = self._tokens.get(finished.index, [])
+        return Answer(
+            text="".join(part.text for part in parts),
+            token_ids=tuple(token for part in parts for token in part.token_ids),
+            finish_reason=finished.finish_reason,
+            usage=finished.usage,
+            logprobs=tuple(position for part in parts for position in part.logprobs),
+            kernel_path=finished.kernel_path,
+            max_batch_adapter_count=finished.max_batch_adapter_count,
+            stop_match=finished.stop_match,
+        )
+
+
+def adapter_from_proto(adapter: pb.Adapter) -> Adapter:
+    """Returns an adapter as a value."""
+    aliases = tuple(AliasTarget(alias.alias, alias.revision_id, alias.version) for alias in adapter.aliases)
+    return Adapter(adapter.name, adapter.base_model, aliases)
+
+
+def count_from_proto(response: pb.CountTokensResponse) -> TokenCount:
+    """Returns a token count as a value."""
+    return TokenCount(response.token_count, tuple(response.token_ids))
