@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.harness import SMALL, open_world
-from tests.support.tiny import ALL, ATTENTION, greedy, make_adapter, make_base, prompt_of, read_bundle, with_adapter
 
 from services.executor.request import FinishReason, Sampling
+from tests.support.harness import SMALL, open_world
+from tests.support.tiny import ALL, ATTENTION, greedy, make_adapter, make_base, prompt_of, read_bundle, with_adapter
 
 ADAPTERS = {
     "r1": {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj"], "gain": 0.9},

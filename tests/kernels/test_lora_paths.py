@@ -1,0 +1,193 @@
+"""Every LoRA path against the slow twin: odd ranks and shapes, NaN around, foreign overflow, swapped adapters."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from services.executor.engine.device_pool import DevicePool
+from services.executor.engine.staging import Staged, StagedGroup
+from services.executor.kernels.dispatch import BASE, GROUPED, SEGMENTED, choose_path
+from services.executor.kernels.layout import GroupSpec, RowLayout, Segment, make_layout, page_rows
+from services.executor.kernels.reference import lora_reference
+from services.executor.kernels.shrink_expand import add_grouped, add_segmented, rank_mask
+
+PAGE = 8
+TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (8e-2, 4e-2)}
+
+
+def make_staged(group: GroupSpec, name: str, rank: int, dtype: torch.dtype, seed: int) -> Staged:
+    g = torch.Generator().manual_seed(seed)
+    a = (
+        torch.randn(group.layers, rank, len(group.out_features), group.in_features, generator=g)
+        * group.in_features**-0.5
+    )
+    b = tuple(torch.randn(group.layers, rank, out, generator=g) for out in group.out_features)
+    scale = torch.rand(group.layers, 1, len(group.out_features), generator=g).repeat(1, rank, 1) + 0.5
+    part = StagedGroup(rank, a.to(dtype), tuple(t.to(dtype) for t in b), scale)
+    return Staged(name, rank, 0, {group.name: part})
+
+
+class Bench:
+    """A poisoned pool with adapters on shuffled pages."""
+
+    def __init__(self, group: GroupSpec, ranks: list[int], dtype: torch.dtype) -> None:
+        self.group, self.ranks, self.dtype = group, ranks, dtype
+        counts = [-(-r // PAGE) for r in ranks]
+        order = list(range(sum(counts) + 3))
+        random.Random(3).shuffle(order)
+        self.pool = DevicePool((group,), page_count=len(order), rows_per_page=PAGE, dtype=dtype, poison=True)
+        self.pages, self.staged = [], []
+        for i, (rank, count) in enumerate(zip(ranks, counts, strict=True)):
+            pages, order = tuple(order[:count]), order[count:]
+            staged = make_staged(group, f"a{i}", rank, dtype, seed=i)
+            self.pool.prepare(pages)
+            for _ in self.pool.write(staged, pages):
+                pass
+            self.pool.bind(staged, pages)
+            self.pages.append(pages)
+            self.staged.append(staged)
+        self.bank = self.pool.activate(tuple(f"a{i}" for i in range(len(ranks)))).banks[group.name]
+
+    def expected(self, y: torch.Tensor, x: torch.Tensor, layout: RowLayout, layer: int) -> torch.Tensor:
+        out, column = y.clone(), 0
+        for sub, width in enumerate(self.group.out_features):
+            part = out[:, column : column + width].clone()
+            lora_reference(
+                part,
+                x,
+                layout=layout,
+                a_pool=self.pool._a[self.group.name][layer, :, sub],
+                b_pool=self.pool._b[self.group.name][sub][layer],
+                pages=self.pages,
+                ranks=self.ranks,
+                scales=[float(s.groups[self.group.name].scale[layer, 0, sub]) for s in self.staged],
+                rows_per_page=PAGE,
+            )
+            out[:, column : column + width] = part
+            column += width
+        return out
+
+    def run(self, path: str, y: torch.Tensor, x: torch.Tensor, layout: RowLayout, layer: int) -> torch.Tensor:
+        out = y.clone()
+        if path == GROUPED:
+            mask = rank_mask(layout, self.bank.spans, self.bank.ranks)
+            add_grouped(out, x, bank=self.bank, layer=layer, layout=layout, mask=mask)
+        else:
+            add_segmented(out, x, bank=self.bank, layer=layer, layout=layout)
+        return out
+
+
+def group_of(size: int, outs: tuple[int, ...], layers: int = 2) -> GroupSpec:
+    paths = tuple(tuple(f"l{i}.m{j}" for j in range(len(outs))) for i in range(layers))
+    return GroupSpec(name="g", in_features=size, out_features=outs, paths=paths)
+
+
+def layout_of(rows: int, adapters: int, base: int) -> RowLayout:
+    """`base` base rows, the rest cut into uneven runs."""
+    left, runs = rows - base, []
+    for i in range(adapters):
+        count = left if i == adapters - 1 else min(left, 1 + (left - 1) // 2 if left else 0)
+        runs.append((i, count))
+        left -= count
+    return make_layout([None, *[i for i, _ in runs]], [base, *[c for _, c in runs]])
+
+
+@pytest.mark.parametrize("path", [GROUPED, SEGMENTED])
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 33])
+@pytest.mark.parametrize("size", [64, 96, 128, 172])
+def test_odd_ranks_and_shapes_equal_the_twin(path: str, rows: int, size: int) -> None:
+    ranks = [1, 2, 3, 4, 8, 12, 16, 24, 63, 64]
+    bench = Bench(group_of(size, (172, 40)), ranks, torch.float32)
+    layout = layout_of(rows, len(ranks), base=rows // 3)
+    torch.manual_seed(rows)
+    x, y = torch.randn(rows, size), torch.randn(rows, 212)
+    got = bench.run(path, y, x, layout, layer=1)
+    torch.testing.assert_close(got, bench.expected(y, x, layout, 1), atol=1e-4, rtol=1e-4)
+    assert torch.equal(got[: layout.base_rows], y[: layout.base_rows])
+
+
+@pytest.mark.parametrize("dtype", sorted(TOLERANCE, key=str))
+@pytest.mark.parametrize("rows", [127, 129, 400, 513])
+def test_many_rows_in_both_dtypes(dtype: torch.dtype, rows: int) -> None:
+    bench = Bench(group_of(64, (64,)), [5, 16], dtype)
+    layout = layout_of(rows, 2, base=7)
+    torch.manual_seed(rows)
+    x, y = torch.randn(rows, 64).to(dtype), torch.randn(rows, 64).to(dtype)
+    expected = bench.expected(y, x, layout, 0)
+    atol, rtol = TOLERANCE[dtype]
+    for path in (GROUPED, SEGMENTED):
+        got = bench.run(path, y, x, layout, layer=0)
+        assert torch.isfinite(got).all()
+        torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+
+
+def test_the_oracle_notices_a_wrong_adapter_and_a_wrong_layer() -> None:
+    bench = Bench(group_of(64, (64,)), [8, 8], torch.float32)
+    x, y = torch.randn(8, 64), torch.zeros(8, 64)
+    right, swapped = RowLayout(8, 0, (Segment(0, 8, 0),)), RowLayout(8, 0, (Segment(0, 8, 1),))
+    for path in (GROUPED, SEGMENTED):
+        assert not torch.allclose(bench.run(path, y, x, swapped, 0), bench.expected(y, x, right, 0), atol=1e-2)
+        assert not torch.allclose(bench.run(path, y, x, right, 1), bench.expected(y, x, right, 0), atol=1e-2)
+
+
+def test_a_foreign_adapters_overflow_stays_in_its_own_rows() -> None:
+    bench = Bench(group_of(64, (64,)), [4, 4], torch.float32)
+    bench.bank.a[:, 0:4] = 3e38
+    layout = make_layout([None, 0, 1], [2, 2, 2])
+    x, y = torch.full((6, 64), 10.0), torch.zeros(6, 64)
+    got = bench.run(GROUPED, y, x, layout, 0)
+    assert not torch.isfinite(got[2:4]).all()
+    assert torch.isfinite(got[4:]).all()
+    assert torch.equal(got[:2], y[:2])
+
+
+def test_packed_sets_are_never_stale() -> None:
+    """E5: the same name on the same pages with other numbers gives the other numbers; scrubbed pages are unreadable."""
+    group = group_of(64, (64,))
+    bench = Bench(group, [8], torch.float32)
+    before = bench.pool.activate(("a0",)).banks["g"].a.clone()
+    pages = bench.pages[0]
+    bench.pool.scrub(pages)
+    assert bench.pool._a["g"][:, page_rows(pages, rank=8, rows_per_page=PAGE)].isnan().all()
+    with pytest.raises(KeyError):
+        bench.pool.activate(("a0",))
+    other = make_staged(group, "a0", 8, torch.float32, seed=99)
+    bench.pool.prepare(pages)
+    for _ in bench.pool.write(other, pages):
+        pass
+    bench.pool.bind(other, pages)
+    assert not torch.equal(bench.pool.activate(("a0",)).banks["g"].a, before)
+
+
+def test_adjacent_pages_are_used_in_place() -> None:
+    group = group_of(64, (64,))
+    pool = DevicePool((group,), page_count=4, rows_per_page=PAGE, dtype=torch.float32)
+    staged = make_staged(group, "x", 16, torch.float32, seed=1)
+    for _ in pool.write(staged, (1, 2)):
+        pass
+    pool.bind(staged, (1, 2))
+    bank = pool.activate(("x",)).banks["g"]
+    assert bank.a.untyped_storage().data_ptr() == pool._a["g"].untyped_storage().data_ptr()
+
+
+def test_layouts() -> None:
+    assert make_layout([None, 0, 0, 1], [1, 2, 1, 3]) == RowLayout(7, 1, (Segment(1, 4, 0), Segment(4, 7, 1)))
+    with pytest.raises(ValueError, match="come first"):
+        make_layout([0, None], [1, 1])
+    with pytest.raises(ValueError, match="adjacent"):
+        make_layout([0, 1, 0], [1, 1, 1])
+    with pytest.raises(ValueError, match="does not fit"):
+        page_rows((1,), rank=9, rows_per_page=8)
+    assert page_rows((5, 2), rank=10, rows_per_page=8) == [40, 41, 42, 43, 44, 45, 46, 47, 16, 17]
+
+
+def test_path_choice() -> None:
+    assert choose_path(make_layout([None], [4]), device_type="cpu") == BASE
+    assert choose_path(make_layout([0], [1]), device_type="cpu") == SEGMENTED
+    assert choose_path(make_layout([0, 1], [1, 1]), device_type="cpu") == GROUPED
+    assert choose_path(make_layout([0, 1], [90, 9]), device_type="cpu") == SEGMENTED
+    with pytest.raises(ValueError, match="no LoRA kernel"):
+        choose_path(make_layout([0], [1]), device_type="abacus")

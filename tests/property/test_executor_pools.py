@@ -1,0 +1,95 @@
+"""Random lives of revisions in the adapter pool."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.executor.adapter_pool import AdapterPool, Berth
+from services.executor.eviction import make_policy
+from services.executor.request import Refused
+
+KEYS = [f"sha256:{i}" for i in range(6)]
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("load"), st.sampled_from(KEYS), st.integers(1, 40)),
+        st.tuples(st.just("settle"), st.sampled_from(KEYS), st.integers(0, 3)),
+        st.tuples(st.just("lease"), st.sampled_from(KEYS), st.just(0)),
+        st.tuples(st.just("release"), st.just(""), st.integers(0, 50)),
+        st.tuples(st.just("drain"), st.sampled_from(KEYS), st.just(0)),
+        st.tuples(st.just("pin"), st.sampled_from(KEYS), st.integers(0, 1)),
+        st.tuples(st.just("scrub"), st.just(""), st.just(0)),
+        st.tuples(st.just("refuse"), st.sampled_from(KEYS[:1]), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+class Story:
+    """One pool, and who was promised which pages."""
+
+    def __init__(self, policy: str) -> None:
+        self.pool = AdapterPool(6, page_rows=8, page_bytes=10, policy=make_policy(policy))
+        self.leases: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.now = 0.0
+
+    def load(self, key: str, rank: int) -> None:
+        if self.pool.state(key) is not None:
+            return
+        try:
+            pages = self.pool.reserve(key, rank=rank)
+        except Refused:
+            return
+        assert pages is None or len(pages) == self.pool.pages_for(rank)
+
+    def settle(self, key: str, good: int) -> None:
+        if self.pool.state(key) is Berth.LOADING:
+            if good:
+                self.pool.ready(key, now=self.now, load_ms=5.0)
+            else:
+                self.pool.abort(key)
+
+    def lease(self, key: str, _: int) -> None:
+        lease = self.pool.lease(key, now=self.now)
+        assert (lease is not None) == (self.pool.state(key) is Berth.READY)
+        if lease is not None:
+            self.leases[lease] = (key, self.pool.pages(key))
+
+    def release(self, _: str, number: int) -> None:
+        if self.leases:
+            lease = sorted(self.leases)[number % len(self.leases)]
+            del self.leases[lease]
+            self.pool.release(lease)
+
+    def drain(self, key: str, _: int) -> None:
+        assert self.pool.drain(key) == (self.pool.state(key) is None)
+
+    def pin(self, key: str, pinned: int) -> None:
+        if self.pool.state(key) is not None:
+            self.pool.pin(key, pinned=bool(pinned))
+
+    def scrub(self, _: str, __: int) -> None:
+        self.pool.scrubbed(self.pool.take_dirty())
+
+    def refuse(self, key: str, _: int) -> None:
+        self.pool.refuse(key)
+
+
+@settings(max_examples=200, deadline=None)
+@given(actions, st.sampled_from(["lru", "gdsf-d"]))
+def test_leased_pages_never_change_owner_and_no_page_is_lost(steps, policy) -> None:
+    story = Story(policy)
+    for name, key, number in steps:
+        story.now += 1
+        getattr(story, name)(key, number)
+        story.pool.check()
+        for held, pages in story.leases.values():
+            assert story.pool.pages(held) == pages
+    for lease in story.leases:
+        story.pool.release(lease)
+    for key in KEYS:
+        assert story.pool.drain(key)
+    story.scrub("", 0)
+    story.pool.check()
+    assert story.pool.free_pages == 6
+    assert story.pool.residents() == ()

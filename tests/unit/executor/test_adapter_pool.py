@@ -1,0 +1,149 @@
+import pytest
+
+from services.executor.adapter_pool import AdapterPool, Berth
+from services.executor.eviction import GdsfD, Lru, make_policy
+from services.executor.request import RefusalReason, Refused
+
+
+def make(pages: int = 4, policy: object = None) -> AdapterPool:
+    return AdapterPool(pages, page_rows=8, page_bytes=100, policy=policy or Lru())
+
+
+def load(pool: AdapterPool, key: str, rank: int = 8, now: float = 0.0) -> tuple[int, ...]:
+    pages = pool.reserve(key, rank=rank)
+    while pages is None:
+        dirty = pool.take_dirty()
+        assert dirty, "nothing to wait for"
+        pool.scrubbed(dirty)
+        pages = pool.reserve(key, rank=rank)
+    pool.ready(key, now=now, load_ms=1.0)
+    pool.check()
+    return pages
+
+
+def test_rank_decides_pages() -> None:
+    pool = make()
+    assert [pool.pages_for(r) for r in (1, 8, 9, 17)] == [1, 1, 2, 3]
+    assert load(pool, "a", rank=17) == (0, 1, 2)
+    assert pool.residents()[0].size_bytes == 300
+
+
+def test_leased_revisions_are_never_evicted() -> None:
+    pool = make(2)
+    load(pool, "a")
+    load(pool, "b")
+    held = pool.lease("a", now=1.0)
+    load(pool, "c", now=2.0)
+    assert pool.state("b") is None
+    pool.lease("c", now=3.0)
+    assert pool.reserve("d", rank=8) is None
+    assert pool.take_dirty() == ()
+    pool.release(held)
+    assert load(pool, "d") == (0,)
+    assert pool.evictions == 2
+
+
+def test_nobody_is_evicted_in_vain() -> None:
+    pool = make(3)
+    load(pool, "a", rank=16)
+    load(pool, "b")
+    pool.lease("a", now=0.0)
+    assert pool.reserve("big", rank=24) is None
+    assert pool.state("b") is Berth.READY
+
+
+def test_drain_waits_for_leases_and_frees_with_the_last() -> None:
+    pool = make()
+    load(pool, "a")
+    one, two = pool.lease("a", now=0.0), pool.lease("a", now=0.0)
+    assert not pool.drain("a")
+    assert pool.lease("a", now=0.0) is None
+    assert pool.release(one) is None
+    assert pool.release(two) == "a"
+    assert pool.take_dirty() == (0,)
+    assert pool.drain("a")
+    pool.check()
+
+
+def test_a_lease_is_released_once() -> None:
+    pool = make()
+    load(pool, "a")
+    lease = pool.lease("a", now=0.0)
+    pool.release(lease)
+    with pytest.raises(ValueError, match="not held"):
+        pool.release(lease)
+
+
+def test_pins_keep_a_revision() -> None:
+    pool = make(1)
+    load(pool, "a")
+    pool.pin("a", pinned=True)
+    assert pool.reserve("b", rank=1) is None
+    pool.pin("a", pinned=False)
+    load(pool, "b")
+
+
+def test_what_never_fits_and_what_was_revoked_is_refused() -> None:
+    pool = make()
+    with pytest.raises(Refused) as big:
+        pool.reserve("a", rank=33)
+    assert big.value.reason is RefusalReason.ADAPTER_TOO_LARGE
+    pool.refuse("bad")
+    with pytest.raises(Refused) as bad:
+        pool.reserve("bad", rank=1)
+    assert bad.value.reason is RefusalReason.REVOKED
+
+
+def test_abort_and_misuse() -> None:
+    pool = make()
+    pool.reserve("a", rank=8)
+    with pytest.raises(ValueError, match="on the device already"):
+        pool.reserve("a", rank=8)
+    assert pool.lease("a", now=0.0) is None
+    pool.abort("a")
+    with pytest.raises(ValueError, match="absent"):
+        pool.ready("a", now=0.0, load_ms=0.0)
+    pool.scrubbed(pool.take_dirty())
+    assert pool.free_pages == 4
+    pool.check()
+
+
+def test_lru_evicts_the_least_recently_used() -> None:
+    policy = Lru()
+    for key in "abc":
+        policy.accessed(key, now=0.0, size_bytes=1, cost_ms=1.0)
+    policy.accessed("a", now=1.0, size_bytes=1, cost_ms=1.0)
+    assert policy.victim({"a", "c", "b"}) == "b"
+    policy.evicted("b")
+    assert policy.victim({"a", "c"}) == "c"
+
+
+def test_gdsf_d_weighs_frequency_cost_and_size_and_remembers_after_eviction() -> None:
+    policy = GdsfD(half_life_s=100.0)
+    for _ in range(3):
+        policy.accessed("hot", now=0.0, size_bytes=2**20, cost_ms=10.0)
+    policy.accessed("cold", now=0.0, size_bytes=2**20, cost_ms=10.0)
+    policy.accessed("huge", now=0.0, size_bytes=2**23, cost_ms=10.0)
+    policy.accessed("dear", now=0.0, size_bytes=2**20, cost_ms=100.0)
+    assert policy.victim({"hot", "cold", "huge", "dear"}) == "huge"
+    assert policy.victim({"hot", "cold", "dear"}) == "cold"
+    policy.evicted("hot")
+    policy.accessed("hot", now=1.0, size_bytes=2**20, cost_ms=10.0)
+    policy.accessed("new", now=1.0, size_bytes=2**20, cost_ms=10.0)
+    assert policy.victim({"hot", "new"}) == "new"
+
+
+def test_old_frequency_fades() -> None:
+    policy = GdsfD(half_life_s=10.0)
+    for _ in range(50):
+        policy.accessed("past", now=0.0, size_bytes=2**20, cost_ms=1.0)
+    policy.evicted("past")
+    policy.accessed("past", now=200.0, size_bytes=2**20, cost_ms=1.0)
+    for _ in range(2):
+        policy.accessed("now", now=200.0, size_bytes=2**20, cost_ms=1.0)
+    assert policy.victim({"past", "now"}) == "past"
+
+
+def test_unknown_policy_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="gdsf-d, lru"):
+        make_policy("random")

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import torch
+
+from services.executor.engine.sampling import sample, uniform
+from services.executor.plan import Row
+from services.executor.request import FinishReason, Sampling
+
+LOGITS = torch.tensor([0.0, 1.0, 3.0, 2.0, -1.0, 2.5])
+EOS = frozenset({2})
+
+
+def row(sampling: Sampling, *, generated: int = 0, prompt: tuple[int, ...] = (0,), output: tuple[int, ...] = ()) -> Row:
+    return Row(
+        request_id="r",
+        revision_id=None,
+        start=0,
+        tokens=(0,),
+        blocks=(1,),
+        sample=True,
+        sampling=sampling,
+        generated=generated,
+        history=(prompt, output) if sampling.has_penalties else None,
+    )
+
+
+def one(sampling: Sampling, **kwargs: object) -> int | None:
+    return sample(LOGITS[None].clone(), [row(sampling, **kwargs)], eos_ids=EOS)[0].token
+
+
+def frequencies(sampling: Sampling, count: int = 3000) -> torch.Tensor:
+    rows = [row(sampling, generated=i) for i in range(count)]
+    tokens = [r.token for r in sample(LOGITS.repeat(count, 1), rows, eos_ids=EOS)]
+    return torch.bincount(torch.tensor(tokens), minlength=6) / count
+
+
+def test_greedy() -> None:
+    assert one(Sampling()) == 2
+
+
+def test_temperature_draws_from_the_distribution() -> None:
+    for temperature in (0.5, 1.0, 2.0):
+        wanted = (LOGITS / temperature).softmax(-1)
+        assert (frequencies(Sampling(temperature=temperature, seed=5)) - wanted).abs().max() < 0.03
+
+
+def test_top_k_top_p_and_min_p_cut_the_tail() -> None:
+    assert frequencies(Sampling(temperature=1.0, top_k=2)).nonzero().view(-1).tolist() == [2, 5]
+    p = LOGITS.softmax(-1)
+    assert frequencies(Sampling(temperature=1.0, top_p=float(p[2]) - 0.01)).nonzero().view(-1).tolist() == [2]
+    assert frequencies(Sampling(temperature=1.0, top_p=float(p[2]) + 0.01)).nonzero().view(-1).tolist() == [2, 5]
+    threshold = float(p[3] / p[2]) - 0.01
+    assert frequencies(Sampling(temperature=1.0, min_p=threshold)).nonzero().view(-1).tolist() == [2, 3, 5]
+    assert frequencies(Sampling(temperature=1.0, top_k=3, top_p=0.5)).nonzero().view(-1).tolist() == [2]
+
+
+def test_top_p_over_more_candidates_than_the_first_guess() -> None:
+    flat = torch.zeros(1, 1000)
+    tokens = {
+        sample(flat.clone(), [row(Sampling(temperature=1.0, top_p=0.9), generated=i)], eos_ids=EOS)[0].token
+        for i in range(200)
+    }
+    assert max(tokens) > 256
+    assert max(tokens) < 901
+
+
+def test_seed_and_step_alone_fix_the_draw() -> None:
+    sampling = Sampling(temperature=1.0, seed=11)
+    alone = [one(sampling, generated=i) for i in range(50)]
+    rows = [row(Sampling(temperature=0.3, seed=3), generated=7), *[row(sampling, generated=i) for i in range(50)]]
+    assert [r.token for r in sample(LOGITS.repeat(51, 1), rows, eos_ids=EOS)][1:] == alone
+    assert alone != [one(Sampling(temperature=1.0, seed=12), generated=i) for i in range(50)]
+    draws = [uniform(-3, i) for i in range(1000)]
+    assert 0 <= min(draws) < 0.01
+    assert 0.99 < max(draws) < 1
+
+
+def test_penalties_and_bias() -> None:
+    assert one(Sampling(repetition_penalty=2.0), prompt=(2,)) == 5
+    assert one(Sampling(repetition_penalty=2.0), output=(2,)) == 5
+    assert one(Sampling(presence_penalty=0.6), prompt=(2,)) == 2
+    assert one(Sampling(presence_penalty=0.6), output=(2,)) == 5
+    assert one(Sampling(frequency_penalty=0.3), output=(2,)) == 2
+    assert one(Sampling(frequency_penalty=0.3), output=(2, 2)) == 5
+    assert one(Sampling(logit_bias=((4, 9.0),))) == 4
+    assert one(Sampling(repetition_penalty=0.5), prompt=(4,)) == 2
+
+
+def test_min_tokens_keeps_stopping_tokens_out() -> None:
+    early = Sampling(min_tokens=2, max_tokens=9, stop_token_ids=(5,))
+    assert one(early, generated=1) == 3
+    assert one(early, generated=2) == 2
+    assert one(Sampling(min_tokens=2, max_tokens=9, ignore_eos=True), generated=0) == 2
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    raw = LOGITS.log_softmax(-1)
+    sampling = Sampling(logprobs=2, logit_bias=((4, 9.0),))
+    result = sample(LOGITS[None].clone(), [row(sampling)], eos_ids=EOS)[0]
+    assert result.logprob is not None
+    assert abs(result.logprob.chosen - float(raw[4])) < 1e-6
+    assert [t for t, _ in result.logprob.top] == [2, 5]
+    bare = sample(LOGITS[None].clone(), [row(Sampling(logprobs=0))], eos_ids=EOS)[0].logprob
+    assert bare is not None
+    assert bare.top == ()
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    logits = LOGITS.repeat(5, 1)
+    logits[1, 3], logits[2, 0], logits[3, 1] = float("nan"), float("inf"), float("-inf")
+    results = sample(logits, [row(Sampling())] * 5, eos_ids=EOS)
+    assert [r.token for r in results] == [2, None, None, None, 2]
+    assert {r.failure for r in results[1:4]} == {FinishReason.NON_FINITE_LOGITS}
+    huge = torch.full((1, 1000), 3e38)
+    assert sample(huge, [row(Sampling())], eos_ids=EOS)[0].token == 0
