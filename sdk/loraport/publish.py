@@ -5,11 +5,11 @@ machine. What is signed is derived from the bytes that are then sent; the loader
 arrived.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from loraport.admin import AdminClient
 from loraport.bundle.base import BaseSpec
@@ -99,27 +99,16 @@ def publish(
             )
         known = _find_revision(admin, verdict.revision_id, tenant, adapter, version)
         if known is None:
-            envelope = sign_manifest(
-                verdict, signer, adapter=adapter, version=number, source=Path(directory).absolute().name, notes=notes
-            )
+            source = Path(directory).absolute().name
+            envelope = sign_manifest(verdict, signer, adapter=adapter, version=number, source=source, notes=notes)
         else:
             number, envelope = int(known.version), known.manifest_envelope
         if known is None or state_name(known) == "PENDING":
-            session = admin.register_revision(tenant, envelope).upload_session
-            result = _upload(admin, session, files)
+            state, reasons = _upload(admin, admin.register_revision(tenant, envelope).upload_session, files)
         else:
-            result = Publication(
-                revision_id=verdict.revision_id,
-                state=state_name(known),
-                version=number,
-                reasons=tuple(Violation(item.code, item.detail, item.subject) for item in known.reasons),
-            )
+            state, reasons = state_name(known), _violations(known.reasons)
     publication = Publication(
-        revision_id=verdict.revision_id,
-        state=result.state,
-        version=number,
-        reasons=result.reasons,
-        warnings=verdict.warnings,
+        revision_id=verdict.revision_id, state=state, version=number, reasons=reasons, warnings=verdict.warnings
     )
     return _put_into_service(admin, publication, tenant, adapter, approve=approve, alias=alias)
 
@@ -181,16 +170,12 @@ def _find_revision(
     return known if same and version in (None, known.version) else None
 
 
-def _upload(admin: AdminClient, session: bytes, files: BundleFiles) -> Publication:
+def _upload(admin: AdminClient, session: bytes, files: BundleFiles) -> tuple[str, tuple[Violation, ...]]:
+    """Sends an open bundle and returns the revision's new state and why it is that."""
     if files.config is None or files.weights is None:
         raise ValueError("only a complete bundle is uploaded")
     response = admin.upload(upload_parts(session, files.config, files.weights))
-    return Publication(
-        revision_id=response.revision_id,
-        state="VERIFIED" if response.admitted else "QUARANTINED",
-        version=0,
-        reasons=tuple(Violation(item.code, item.detail, item.subject) for item in response.violations),
-    )
+    return "VERIFIED" if response.admitted else "QUARANTINED", _violations(response.violations)
 
 
 def _put_into_service(
@@ -203,10 +188,8 @@ def _put_into_service(
         state = state_name(admin.approve_revision(revision_id))
     if alias is not None:
         admin.set_alias(tenant, adapter, alias, revision_id)
-    return Publication(
-        revision_id=revision_id,
-        state=state,
-        version=publication.version,
-        reasons=publication.reasons,
-        warnings=publication.warnings,
-    )
+    return replace(publication, state=state)
+
+
+def _violations(items: Iterable[Any]) -> tuple[Violation, ...]:
+    return tuple(Violation(item.code, item.detail, item.subject) for item in items)

@@ -18,6 +18,7 @@ port {port}
 requirepass {password}
 dir {directory}
 daemonize no
+set-proc-title no
 save ""
 appendonly no
 maxmemory 64mb

@@ -70,6 +70,18 @@ def find(record: ProcessRecord) -> psutil.Process | None:
         return None
 
 
+def find_by_command(commands: Mapping[str, Sequence[str]]) -> list[ProcessRecord]:
+    """Returns this user's processes that run exactly one of `commands` (by name); their ports are not known."""
+    wanted = {tuple(command): name for name, command in commands.items()}
+    found = []
+    for process in psutil.process_iter(["cmdline", "uids", "create_time"]):
+        name = wanted.get(tuple(process.info["cmdline"] or ()))
+        if name is not None and process.info["uids"].real == os.getuid():
+            record = ProcessRecord(name=name, pid=process.pid, started=process.info["create_time"], port=0)
+            found.append(record)
+    return found
+
+
 def exit_code(record: ProcessRecord) -> int | None:
     """Returns the exit code of a child of this process that has ended, None when it runs or is nobody's child."""
     try:

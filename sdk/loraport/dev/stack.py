@@ -7,7 +7,7 @@ killed is found and ended by the next `up` or `down`. Whatever fails on the way,
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from loraport.dev.commands import (
 from loraport.dev.credentials import ensure_credentials, write_private
 from loraport.dev.health import HealthProbe, accepts, port_free, wait_ready
 from loraport.dev.layout import ENDPOINTS_SCHEMA, Layout, Ports, StackError, read_endpoints
-from loraport.dev.processes import ProcessRecord, find, spawn, stop_all
+from loraport.dev.processes import ProcessRecord, find, find_by_command, spawn, stop_all
 from loraport.dev.state import StackState, forget, locked, read_state, write_state
 from loraport.errors import LoraportError
 
@@ -124,18 +124,20 @@ def _start(layout: Layout, options: UpOptions, progress: Progress) -> dict[str, 
     plan = _plan(layout, options, progress)
     ensure_credentials(layout, [executor.name for executor in plan.executors])
     programs = make_programs(plan)
-    records: list[ProcessRecord] = []
+    commands = {program.name: list(program.command) for program in programs}
+    state = StackState(port_base=options.port_base, complete=False, processes=(), commands=commands)
+    write_state(layout, state)
     try:
         for program in programs:
             progress(f"{program.name}: starting")
-            records.append(_spawn(layout, program))
-            write_state(layout, port_base=options.port_base, complete=False, processes=records)
-        _bring_up(plan, programs, records, progress)
+            state = replace(state, processes=(*state.processes, _spawn(layout, program)))
+            write_state(layout, state)
+        _bring_up(plan, programs, state.processes, progress)
         endpoints = make_endpoints(plan)
         write_private(layout.endpoints, json.dumps({"schema": ENDPOINTS_SCHEMA, **endpoints}, indent=1).encode())
-        write_state(layout, port_base=options.port_base, complete=True, processes=records)
+        write_state(layout, replace(state, complete=True))
     except BaseException:
-        stop_all(records, grace_s=3.0)
+        stop_all(_alive(state), grace_s=3.0)
         forget(layout)
         raise
     return read_endpoints(layout.data)
@@ -219,7 +221,7 @@ def _register_bases(plan: StackPlan, progress: Progress) -> None:
 
 def _stop(layout: Layout, state: StackState) -> list[str]:
     """Ends the processes in order, forgets the stack, and returns the names of those that ran."""
-    alive = [record for record in state.processes if find(record) is not None]
+    alive = _alive(state)
     remaining = list(alive)
     for group in STOP_ORDER:
         members = [record for record in remaining if _kind(record) in group]
@@ -227,6 +229,13 @@ def _stop(layout: Layout, state: StackState) -> list[str]:
         stop_all(members, grace_s=DRAIN_S)
     forget(layout)
     return [record.name for record in alive]
+
+
+def _alive(state: StackState) -> list[ProcessRecord]:
+    """Returns what runs of a stack, noted or not."""
+    noted = [record for record in state.processes if find(record) is not None]
+    pids = {record.pid for record in noted}
+    return noted + [record for record in find_by_command(state.commands) if record.pid not in pids]
 
 
 def _kind(record: ProcessRecord) -> str:

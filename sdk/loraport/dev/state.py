@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -16,11 +16,16 @@ SCHEMA = "loraport.stack.v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackState:
-    """The processes of a stack in the order they were started. `complete` once all were healthy."""
+    """The processes of a stack in the order they were started.
+
+    `complete` once all were healthy. `commands` holds the argument vectors of all that were to be started, by name:
+    `up` may be killed between a start and the note of it.
+    """
 
     port_base: int
     complete: bool
     processes: tuple[ProcessRecord, ...]
+    commands: dict[str, list[str]]
 
 
 def read_state(layout: Layout) -> StackState | None:
@@ -33,19 +38,15 @@ def read_state(layout: Layout) -> StackState | None:
             port_base=value["port_base"],
             complete=value["complete"],
             processes=tuple(ProcessRecord(**row) for row in value["processes"]),
+            commands={name: [str(word) for word in words] for name, words in value["commands"].items()},
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def write_state(layout: Layout, *, port_base: int, complete: bool, processes: Sequence[ProcessRecord]) -> None:
+def write_state(layout: Layout, state: StackState) -> None:
     """Notes what runs. Raises OSError."""
-    value = {
-        "schema": SCHEMA,
-        "port_base": port_base,
-        "complete": complete,
-        "processes": [asdict(record) for record in processes],
-    }
+    value = {"schema": SCHEMA, **asdict(state)}
     write_private(layout.state, json.dumps(value, indent=1).encode())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loraport.dev.layout import StackError
-from loraport.dev.processes import ProcessRecord, exit_code, find, last_line, spawn, stop_all
+from loraport.dev.processes import ProcessRecord, exit_code, find, find_by_command, last_line, spawn, stop_all
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -81,3 +81,18 @@ def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
     assert last_line(log) == ""
     log.write_text("first\nsecond  \n\n")
     assert last_line(log) == "second"
+
+
+def test_a_process_that_was_never_noted_is_found_by_its_exact_command(tmp_path: Path) -> None:
+    code = f"import time; time.sleep(60)  # {tmp_path}"
+    record = start(tmp_path, code)
+    command = [sys.executable, "-c", code]
+    wait_until_running = time.monotonic() + 20
+    while not (found := find_by_command({"p": command})):
+        assert time.monotonic() < wait_until_running
+        time.sleep(0.01)
+    assert [item.pid for item in found] == [record.pid]
+    assert find_by_command({"p": command[:2]}) == []
+    assert find_by_command({"p": [*command, "more"]}) == []
+    stop_all(found, grace_s=10)
+    assert find(record) is None

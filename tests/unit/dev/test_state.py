@@ -10,7 +10,7 @@ from loraport.dev.health import accepts, describe, port_free
 from loraport.dev.layout import Layout, Ports, StackError, read_endpoints
 from loraport.dev.processes import ProcessRecord
 from loraport.dev.stack import UpOptions, down, status, up
-from loraport.dev.state import forget, locked, read_state, write_state
+from loraport.dev.state import StackState, forget, locked, read_state, write_state
 
 RECORD = ProcessRecord(name="router", pid=123, started=1.5, port=7400)
 
@@ -33,10 +33,9 @@ def test_state_is_read_back_and_forgotten(tmp_path: Path) -> None:
     layout = Layout.at(tmp_path)
     assert read_state(layout) is None
     with locked(layout):
-        write_state(layout, port_base=7400, complete=True, processes=[RECORD])
-    state = read_state(layout)
-    assert state is not None
-    assert (state.port_base, state.complete, state.processes) == (7400, True, (RECORD,))
+        state = StackState(port_base=7400, complete=True, processes=(RECORD,), commands={"router": ["a", "b"]})
+        write_state(layout, state)
+    assert read_state(layout) == state
     forget(layout)
     assert read_state(layout) is None
 

@@ -1,0 +1,97 @@
+"""The `loraport` command: its parts, and the one place where failures become one line.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong use, 130 interrupted.
+"""
+
+import os
+import sys
+from typing import Any
+
+import typer
+
+from loraport.cli import adapters, aliases, bases, dev, fleet, generate, tenants
+
+app = typer.Typer(
+    name="loraport",
+    help="Publish signed LoRA adapters and generate text with them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(tenants.tenant_app, name="tenant")
+app.add_typer(tenants.key_app, name="key")
+app.add_typer(tenants.signer_app, name="signer")
+app.add_typer(bases.app, name="base")
+app.add_typer(adapters.app, name="adapter")
+app.add_typer(aliases.app, name="alias")
+app.command("generate")(generate.generate)
+app.command("residency")(fleet.residency)
+app.command("queues")(fleet.queues)
+app.add_typer(dev.app, name="dev")
+
+
+def main() -> None:
+    """Runs the command line and ends the process with its exit code."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Runs one command line (default: the process's own) and returns its exit code."""
+    try:
+        code = app(args=arguments, prog_name="loraport", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # The reader has gone, as in `loraport adapter list | head -1`; nothing is left to be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if os.environ.get("LORAPORT_DEBUG"):
+            raise
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """Prints the one line of an error and returns the exit code."""
+    # Usage errors come from the parser that typer carries, whose module differs between releases.
+    message = getattr(error, "format_message", None)
+    if message is not None:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(message(), file=sys.stderr)
+        else:
+            print(f"error: {_one_line(message())}{_hint(error)}", file=sys.stderr)
+        return 2
+    print(f"error: {describe(error)}", file=sys.stderr)
+    return 1
+
+
+def describe(error: Exception) -> str:
+    """Returns one line for a person."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return _one_line(f"{error.strerror}{where}")
+    advice = _ADVICE.get(getattr(error, "reason", ""), "")
+    return _one_line(str(error) or type(error).__name__) + (f" ({advice})" if advice else "")
+
+
+# What to do about it, for the reasons where a command of this program helps.
+_ADVICE = {
+    "TENANT_NOT_FOUND": "make one with: loraport tenant create NAME",
+    "BASE_MODEL_NOT_FOUND": "see: loraport base list",
+    "UNTRUSTED_SIGNER": "trust one with: loraport signer create --tenant TENANT",
+    "INVALID_CREDENTIAL": "make one with: loraport key create --tenant TENANT",
+    "UNREACHABLE": "see: loraport dev status",
+    "ALIAS_LIVE": "move it at once with --now --reason TEXT",
+}
+
+
+def _hint(error: Any) -> str:
+    path = getattr(getattr(error, "ctx", None), "command_path", "")
+    return f" (see: {path} --help)" if path else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
