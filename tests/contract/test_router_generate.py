@@ -1,0 +1,283 @@
+"""The life of a request through a real router: answer, stop, retry, cancel, failure; each ends exactly once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from loraport import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    Finished,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    Started,
+    Tokens,
+    UnavailableError,
+    UnimplementedError,
+)
+from loraport.errors import error_from_rpc
+from loraport.registry.v1 import catalog_service_pb2 as cpb
+from loraport.router.v1 import inference_service_pb2 as pb
+from services.shared.errors import LoraportError
+from tests.contract.router_world import CONTEXT, World, digest, eventually
+
+PIRATE = digest("acme/pirate/1")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """acme with the adapter `pirate`, globex with nothing, one executor."""
+    world = World(tmp_path)
+    world.registry.items += [
+        world.registry.base(),
+        *world.registry.tenant("acme"),
+        *world.registry.tenant("globex"),
+        *world.registry.adapter("acme", "pirate"),
+    ]
+    await world.start_registry()
+    await world.start_executor("e0")
+    await world.start_router()
+    yield world
+    await world.stop()
+
+
+async def test_an_answer_names_the_revision_that_made_it(world: World) -> None:
+    executor = world.executors["e0"]
+    executor.reply, executor.load_ms = world.ids("the quick fox"), 12.5
+    async with world.client() as client:
+        done = await client.generate("hello", adapter="pirate", max_tokens=20, logprobs=2)
+    assert (done.text, list(done.token_ids)) == ("the quick fox", executor.reply)
+    assert (done.revision_id, done.version, done.base_id) == (PIRATE, "v1", world.registry.base_id)
+    assert (done.executor, done.finish_reason, done.kernel_path, done.load_ms) == ("e0", "stop", "fake", 12.5)
+    assert list(done.prompt_token_ids) == world.ids("hello")
+    assert [len(position.top) for position in done.logprobs] == [2] * len(executor.reply)
+    ticket, request = executor.requests[0]
+    assert (ticket.tenant, ticket.revision_id, ticket.base_id) == ("acme", PIRATE, world.registry.base_id)
+    assert (request.revision_id, request.sampling.max_tokens) == (PIRATE, 20)
+
+
+async def test_by_revision_by_base_by_messages_and_by_ids(world: World) -> None:
+    async with world.client() as client:
+        assert (await client.generate("x", revision_id=PIRATE)).revision_id == PIRATE
+        base = await client.generate("x")
+        assert (base.revision_id, base.version) == ("", "")
+        assert (await client.generate("x", base_model="tiny")).revision_id == ""
+        chat = await client.generate(messages=[{"role": "user", "content": "hi"}])
+        assert (
+            world.tokenizer.decode(list(chat.prompt_token_ids), skip_special_tokens=False) == "<|user|>hi<|assistant|>"
+        )
+        ids = await client.generate(prompt_token_ids=[7, 8, 9], adapter="pirate", max_tokens=2)
+        assert (ids.prompt_token_ids, ids.finish_reason, len(ids.token_ids)) == ((7, 8, 9), "length", 2)
+
+
+async def test_a_stream_is_started_tokens_finished_and_never_splits_a_character(world: World) -> None:
+    world.executors["e0"].reply = world.ids("é😀 ok")
+    async with world.client() as client:
+        events = [event async for event in client.stream("x", adapter="pirate")]
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    texts = [event.text for event in events[1:-1] if isinstance(event, Tokens)]
+    assert len(texts) == len(events) - 2
+    assert "".join(texts) == "é😀 ok"
+    assert not any("�" in text for text in texts)
+
+
+async def test_a_stop_string_is_never_emitted_and_ends_the_executors_work(world: World) -> None:
+    executor = world.executors["e0"]
+    executor.reply, executor.pause_s = world.ids("one two STOP three") + [60] * 40, 0.01
+    async with world.client() as client:
+        done = await client.generate("x", adapter="pirate", stop=["STOP", "zzz"], max_tokens=60)
+    assert (done.text, done.finish_reason, done.stop_match) == ("one two ", "stop", "STOP")
+    assert done.usage.completion_tokens == len(done.token_ids) == len(world.ids("one two STOP"))
+    assert done.kernel_path == "fake"
+    await eventually(lambda: executor.running == 0)
+    assert not executor.requests[0][1].sampling.stop
+
+
+async def test_several_answers_end_one_by_one(world: World) -> None:
+    world.executors["e0"].reply = world.ids("abc")
+    async with world.client() as client:
+        done = await client.generate("x", adapter="pirate", n=3)
+    assert [answer.text for answer in done.answers] == ["abc"] * 3
+
+
+async def test_requests_of_several_tenants_run_side_by_side(world: World) -> None:
+    executor = world.executors["e0"]
+    executor.pause_s = 0.05
+    async with world.client() as acme, world.client("globex") as globex:
+        await asyncio.gather(
+            *[acme.generate("x", adapter="pirate") for _ in range(4)], *[globex.generate("x") for _ in range(4)]
+        )
+    assert executor.most_running == 8
+
+
+async def test_cancelling_the_client_cancels_the_executor(world: World) -> None:
+    executor = world.executors["e0"]
+    executor.reply, executor.pause_s = [60] * 50, 0.02
+    async with world.client() as client:
+        async for event in client.stream("x", adapter="pirate", max_tokens=50):
+            if isinstance(event, Tokens):
+                break
+    await eventually(lambda: executor.cancelled == 1 and executor.running == 0)
+    queues = world.router._admission._queue
+    await eventually(lambda: not queues.states(0))
+
+
+async def test_a_waiting_request_leaves_when_its_client_does(world: World) -> None:
+    await world.router.stop()
+    world.overrides = {"executor_window": 1}
+    await world.start_router()
+    executor = world.executors["e0"]
+    executor.reply, executor.pause_s = [60] * 40, 0.02
+    async with world.client() as client:
+        first = asyncio.create_task(client.generate("x", max_tokens=40))
+        await eventually(lambda: executor.running == 1)
+        with pytest.raises(DeadlineExceededError):
+            await client.generate("x", timeout=0.2)
+        done = await first
+    assert len(done.token_ids) == 40
+    assert len(executor.requests) == 1
+
+
+async def test_an_executor_that_is_gone_is_replaced_before_the_first_token(world: World) -> None:
+    second = await world.start_executor("e1", resident=[PIRATE])
+    await world.router.stop()
+    await world.start_router()
+    fleet = world.router._fleet
+    await eventually(lambda: len([e for e in fleet.view().executors if e.serving]) == 2)
+
+    def refuse() -> None:
+        raise LoraportError("DRAINING", retry_after_s=1.0)
+
+    second.fail_before = refuse
+    async with world.client() as client:
+        done = await client.generate("x", adapter="pirate")
+    assert (done.executor, len(second.requests)) == ("e0", 1)
+
+
+async def test_no_executor_is_unavailable_with_a_retry_delay_and_recovers(world: World) -> None:
+    await world.stop_server("e0")
+    async with world.client() as client:
+        with pytest.raises(UnavailableError) as caught:
+            await client.generate("x", adapter="pirate")
+        assert (caught.value.reason, caught.value.retry_after) == ("EXECUTOR_UNAVAILABLE", 1.0)
+        await world.start_executor("e0")
+        await eventually(lambda: world.router._fleet.view().serves("tiny"))
+        assert (await client.generate("x", adapter="pirate")).revision_id == PIRATE
+
+
+async def test_a_failure_after_the_first_token_is_the_status(world: World) -> None:
+    world.executors["e0"].fail_after = 2
+    events = []
+    async with world.client() as client:
+        with pytest.raises(InternalError) as caught:
+            async for event in client.stream("x", adapter="pirate"):
+                events.append(event)
+    assert caught.value.reason == "NON_FINITE_LOGITS"
+    assert [type(event) for event in events] == [Started, Tokens, Tokens]
+
+
+async def test_an_executor_dying_in_the_middle_is_unavailable(world: World) -> None:
+    executor = world.executors["e0"]
+    executor.reply, executor.pause_s = [60] * 50, 0.05
+    async with world.client() as client:
+        with pytest.raises(UnavailableError):
+            async for event in client.stream("x", adapter="pirate", max_tokens=50):
+                if isinstance(event, Tokens) and "e0" in world.servers:
+                    await world.stop_server("e0")
+
+
+async def test_other_weights_than_asked_for_are_never_relayed(world: World) -> None:
+    world.executors["e0"].began_with = digest("another")
+    async with world.client() as client:
+        with pytest.raises(InternalError):
+            await client.generate("x", adapter="pirate")
+
+
+async def test_a_fault_between_the_services_does_not_reach_the_caller(world: World) -> None:
+    def refuse() -> None:
+        raise LoraportError("INVALID_TICKET", "secret detail")
+
+    world.executors["e0"].fail_before = refuse
+    async with world.client() as client:
+        with pytest.raises(InternalError) as caught:
+            await client.generate("x", adapter="pirate")
+    assert "secret" not in str(caught.value)
+
+
+async def test_first_token_timeout(world: World) -> None:
+    world.executors["e0"].pause_s = 5.0
+    async with world.client() as client:
+        with pytest.raises(DeadlineExceededError):
+            await client.generate("x", adapter="pirate", first_token_timeout=0.1)
+    await eventually(lambda: world.executors["e0"].running == 0)
+
+
+async def test_bad_requests_name_every_fault(world: World) -> None:
+    async with world.client() as client:
+        with pytest.raises(InvalidArgumentError) as caught:
+            await client.generate("", adapter="pirate", temperature=-1, top_p=0, max_tokens=10**6, n=99, seed=-3)
+        assert {fault.subject for fault in caught.value.faults} == {
+            "prompt", "sampling.temperature", "sampling.top_p", "sampling.max_tokens", "sampling.n", "sampling.seed",
+        }  # fmt: skip
+        with pytest.raises(InvalidArgumentError, match="token id 999"):
+            await client.generate(prompt_token_ids=[1, 999])
+        with pytest.raises(InvalidArgumentError) as caught:
+            await client.generate("word " * 200, adapter="pirate")
+        assert caught.value.reason == "PROMPT_TOO_LONG"
+        with pytest.raises(InvalidArgumentError) as caught:
+            await client.generate(prompt_token_ids=[9] * 10, max_tokens=CONTEXT - 9)
+        assert caught.value.reason == "PROMPT_TOO_LONG"
+        with pytest.raises(InvalidArgumentError):
+            await client.generate("x", revision_id=PIRATE, alias="prod")
+    assert not world.executors["e0"].requests
+
+
+async def test_a_full_queue_is_a_typed_refusal(world: World) -> None:
+    await world.router.stop()
+    world.overrides = {"executor_window": 1, "max_queued": 1}
+    await world.start_router()
+    executor = world.executors["e0"]
+    executor.reply, executor.pause_s = [60] * 50, 0.02
+    async with world.client() as client:
+        running = [asyncio.create_task(client.generate("x", max_tokens=30)) for _ in range(4)]
+        results = await asyncio.gather(*running, return_exceptions=True)
+    refused = [result for result in results if isinstance(result, UnavailableError)]
+    assert refused
+    assert {(error.reason, error.retry_after) for error in refused} == {("OVERLOADED", 1.0)}
+    assert len(results) - len(refused) == len(executor.requests)
+
+
+async def test_a_revision_that_no_executor_can_hold(world: World) -> None:
+    await world.registry.put(*world.registry.adapter("acme", "huge", rank=128))
+    async with world.client() as client:
+        await eventually(lambda: world.router._fleet.view().serves("tiny"))
+        with pytest.raises(ResourceExhaustedError) as caught:
+            await client.generate("x", adapter="huge")
+    assert caught.value.reason == "POOL_TOO_SMALL"
+
+
+async def test_score_is_not_built_yet(world: World) -> None:
+    async with world.client() as client:
+        with pytest.raises(UnimplementedError) as caught:
+            try:
+                await client._stub.Score(pb.ScoreRequest(), timeout=5, metadata=client._settings.metadata("r"))
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, endpoint="router") from None
+    assert caught.value.reason == "NOT_IMPLEMENTED"
+
+
+async def test_a_revoked_revision_is_a_reason_for_its_owner_only(world: World) -> None:
+    revoked = world.registry.revision("acme", "pirate", state="REVOKED", shared=("globex",))
+    await world.registry.put(cpb.CatalogItem(revision=revoked))
+    async with world.client() as acme, world.client("globex") as globex:
+        with pytest.raises(FailedPreconditionError) as caught:
+            await acme.generate("x", adapter="pirate")
+        assert (caught.value.reason, caught.value.metadata["state"]) == ("REVISION_NOT_ACTIVE", "REVOKED")
+        with pytest.raises(NotFoundError):
+            await globex.generate("x", revision_id=PIRATE)
