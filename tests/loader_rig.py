@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from loraport.bundle.base import BaseSpec, base_id, to_json
 from loraport.bundle.canonical import canonical
@@ -45,6 +46,7 @@ from services.shared.rpc.server import Server
 from services.shared.statements import Record, UploadSession, Verification, open_statement, seal
 from tests.bundle_files import config, encode, small_base, tensors, weights
 
+ROOT = Path(__file__).resolve().parent.parent
 ACCESS, SECRET = "loraport-test", "a-secret-of-some-length"
 State = adapters.Revision.State
 
@@ -56,9 +58,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
+def s3_server(folder: Path, address: str = "") -> Iterator[str]:
     """Runs `rclone serve s3` over a folder and yields its address."""
-    address = f"127.0.0.1:{free_port()}"
+    address = address or f"127.0.0.1:{free_port()}"
     binary = Path(sys.executable).with_name("rclone")
     command = [str(binary), "serve", "s3", "--addr", address, "--auth-key", f"{ACCESS},{SECRET}", str(folder)]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
@@ -281,6 +283,19 @@ def upload_parts(session: bytes, settings: bytes, content: bytes, *, chunk: int 
         for start in range(0, len(data), chunk):
             parts.append(pb.UploadRequest(chunk=pb.FileChunk(file=file, data=data[start : start + chunk])))
     return parts
+
+
+@contextmanager
+def tiny_folder(folder: Path) -> Iterator[Path]:
+    """A folder with room for one MiB; skips where no file system may be mounted."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a file system of limited size needs the right to mount one")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 @asynccontextmanager

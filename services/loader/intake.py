@@ -102,7 +102,7 @@ class Intake:
         self._limits = limits
         # Quarantine keys begin with the loader's name and this run, so that a sweep never meets a running upload.
         self._run = f"{limits.verifier}/{uuid.uuid4().hex}"
-        self._turns = Slots(None, per_key=1)
+        self._turns = Slots(None, per_key=1)  # of revisions, and of digests
         self._jobs: set[asyncio.Task[Outcome]] = set()
 
     async def upload(self, parts: AsyncIterator[Part]) -> Outcome:
@@ -212,7 +212,9 @@ class Intake:
                         job.findings = await asyncio.to_thread(self._examine, job)
                     case IntakeState.PROMOTE:
                         assert job.findings is not None
-                        await asyncio.to_thread(promote, self._store, job.findings)
+                        # Equal bytes of two revisions share one object; its writers take turns.
+                        async with self._turns.hold(job.findings.weights_digest):
+                            await asyncio.to_thread(promote, self._store, job.findings)
                     case IntakeState.REPORT:
                         job.outcome = await self._report(job)
         except LoraportError as error:

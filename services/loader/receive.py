@@ -115,15 +115,18 @@ async def receive(parts: AsyncIterator[Part], *, weights_size: int, spool_dir: s
 def open_spool(spool_dir: str | None) -> BinaryIO:
     """Opens an unlinked file that is gone when it is closed or the process ends."""
     try:
-        return tempfile.TemporaryFile(dir=spool_dir, prefix="loraport-")  # type: ignore[return-value]
+        # Unbuffered: what a write could not store, a later close must not stumble over.
+        return tempfile.TemporaryFile(dir=spool_dir, prefix="loraport-", buffering=0)  # type: ignore[return-value]
     except OSError as error:
         raise _full(error) from None
 
 
 def spool(file: BinaryIO, data: bytes) -> None:
     """Appends to a spool. Raises LoraportError (STORAGE_FULL, INTERNAL)."""
+    view = memoryview(data)
     try:
-        file.write(data)
+        while view:
+            view = view[file.write(view) :]
     except OSError as error:
         raise _full(error) from None
 

@@ -3,12 +3,14 @@
 The store is not trusted: keys are made here, stored bytes are read raw (`decode_content=False`: an object that claims
 a Content-Encoding must not inflate), redirects are not followed, waits are short, and whoever reads hashes.
 
-S3 has no certain sign for a full disk. A server that says so is believed; one that answers reads but fails a write
-with 5xx and no reason (as small servers do) is taken for full as well.
+S3 has no certain sign for a full disk. A server that says so is believed; one that answers, but fails the same write
+again and again with a bare 500 (as small servers do) is taken for full as well. A single 500 is not: `rclone serve s3`
+also answers so when two writes of one key meet.
 """
 
 import contextlib
 import re
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,6 +35,8 @@ PART_BYTES = 16 << 20
 REGION = "us-east-1"
 CONNECT_S, READ_S = 3.0, 15.0
 RETRY_AFTER_S = 2.0
+# Between tries of a write that ended in a bare 500.
+WRITE_PAUSES_S = (0.1, 0.4)
 
 _FULL = frozenset({"StorageFull", "XMinioStorageFull", "InsufficientStorage", "QuotaExceeded", "EntityTooLarge"})
 _MISSING = frozenset({"NoSuchKey", "NoSuchBucket"})
@@ -92,18 +96,26 @@ class S3Store:
                     raise
 
     def put(self, area: Area, key: str, data: BinaryIO, size_bytes: int) -> None:
-        bucket = self._buckets[area]
-        try:
-            with _typed():
-                self._client.put_object(bucket, key, data, size_bytes, part_size=PART_BYTES, num_parallel_uploads=1)
-        except LoraportError as error:
-            status = int(error.metadata.get("s3_status", "0"))
-            if error.reason == "STORE_UNAVAILABLE" and status in (500, 507) and self._answers(bucket):
-                log.error("store refused a write", size_bytes=size_bytes, status=status)
-                raise LoraportError(
-                    "STORAGE_FULL", "the store answers, but did not take the bytes; it has no room left"
-                ) from None
-            raise
+        start = data.tell()
+        for pause in (*WRITE_PAUSES_S, None):
+            data.seek(start)
+            try:
+                with _typed():
+                    self._client.put_object(
+                        self._buckets[area], key, data, size_bytes, part_size=PART_BYTES, num_parallel_uploads=1
+                    )
+                return
+            except LoraportError as error:
+                if error.reason != "STORE_UNAVAILABLE" or error.metadata["s3_status"] != "500":
+                    raise
+                if pause is None and self._answers(self._buckets[area]):
+                    log.error("store refuses a write", size_bytes=size_bytes)
+                    raise LoraportError(
+                        "STORAGE_FULL", "the store answers, but does not take the bytes; it has no room left"
+                    ) from None
+                if pause is None:
+                    raise
+                time.sleep(pause)
 
     def read(self, area: Area, key: str) -> Generator[bytes, None, None]:
         response: Any = None
@@ -148,7 +160,7 @@ def _typed(*, missing: bool = False) -> Iterator[None]:
         yield
     except LoraportError:
         raise
-    except (MinioException, HTTPError, OSError, ValueError) as error:
+    except (MinioException, HTTPError, OSError, ValueError, SyntaxError) as error:  # SyntaxError: broken XML
         status, code = _status_and_code(error)
         if missing and code in _MISSING:
             raise ObjectMissing(code) from None

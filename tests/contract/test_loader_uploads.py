@@ -1,6 +1,7 @@
 """Uploads into a running loader: real S3, real signatures, a registry that notes what it is told."""
 
 import asyncio
+import contextlib
 import io
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +17,7 @@ from services.loader.receive import MAX_CONFIG_BYTES
 from services.shared.errors import LoraportError
 from services.shared.statements import seal
 from tests.bundle_files import config, encode
-from tests.loader_rig import Rig, State, reason, running, s3_server, s3_store, stored, until, upload_parts
+from tests.loader_rig import Rig, State, reason, running, s3_server, s3_store, stored, tiny_folder, until, upload_parts
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,14 @@ async def test_two_uploads_at_once_are_judged_once(rig: Rig) -> None:
     answers = await asyncio.gather(*(rig.upload(bundle) for _ in range(3)))
     assert all(answer.admitted for answer in answers)
     assert len(rig.registry.admitted) == 1
+
+
+async def test_equal_weights_of_several_tenants_share_one_object(rig: Rig) -> None:
+    bundles = [rig.registry.register(seed=24, tenant=f"tenant-{i}") for i in range(6)]
+    answers = await asyncio.gather(*(rig.upload(bundle) for bundle in bundles))
+    assert all(answer.admitted for answer in answers)
+    assert len({answer.revision_id for answer in answers}) == 6
+    assert rig.stored_path(bundles[0]).read_bytes() == bundles[0].weights
 
 
 async def test_tampered_weights_are_quarantined_with_the_reason(rig: Rig) -> None:
@@ -204,6 +213,103 @@ async def test_store_down_is_said_so_and_recovers(tmp_path: Path) -> None:
         assert await reason(rig.upload(bundle)) == "STORE_UNAVAILABLE"
         assert rig.registry.revisions[bundle.revision_id].state == State.STATE_PENDING
         assert rig.registry.admitted == []
+        with s3_server(folder, address):
+            assert (await rig.upload(bundle)).admitted
+
+
+@pytest.mark.parametrize("full", ["store", "spool"])
+async def test_full_disk_is_said_so_and_nothing_is_kept(tmp_path: Path, address: str, folder: Path, full: str) -> None:
+    with tiny_folder(tmp_path / "tiny") as tiny:
+        if full == "spool":
+            async with running(tmp_path, address, folder, spool_dir=str(tiny)) as rig:
+                await full_disk(rig, tiny)
+            return
+        with s3_server(tiny) as own:
+            async with running(tmp_path, own, tiny) as rig:
+                await full_disk(rig, tiny)
+            assert stored(tiny, "quarantine") == []
+
+
+async def full_disk(rig: Rig, tiny: Path) -> None:
+    bundle = rig.registry.register(seed=17)
+    with contextlib.suppress(OSError), (tiny / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096):
+            pass
+    assert await reason(rig.upload(bundle)) == "STORAGE_FULL"
+    assert rig.registry.revisions[bundle.revision_id].state == State.STATE_PENDING
+    (tiny / "filler").unlink()
+    assert (await rig.upload(bundle)).admitted
+
+
+async def test_judging_goes_on_when_the_client_is_gone(rig: Rig) -> None:
+    """Once every byte is here, the verdict is the registry's to have."""
+    bundle = rig.registry.register(seed=18)
+    reached = asyncio.Event()
+    failures = iter([True])
+
+    def hook() -> None:
+        reached.set()
+        if next(failures, False):
+            raise LoraportError("REGISTRY_UNAVAILABLE")
+
+    rig.registry.admit_hook = hook
+    call = asyncio.create_task(rig.upload(bundle))
+    await reached.wait()
+    call.cancel()
+    await until(lambda: rig.registry.admitted)
+    assert rig.registry.revisions[bundle.revision_id].state == State.STATE_VERIFIED
+
+
+async def test_object_that_changes_in_quarantine_is_caught(rig: Rig) -> None:
+    """What is verified is what is read back, not what came over the wire."""
+    bundle = rig.registry.register(seed=19)
+    store = rig.service.intake._store
+
+    class Liar:
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        def read(self, area: str, key: str) -> Iterator[bytes]:
+            for piece in store.read(area, key):
+                yield piece if area == "verified" or key.endswith("config") else piece[:-1] + b"x"
+
+    rig.service.intake._store = Liar()
+    answer = await rig.upload(bundle)
+    assert "DIGEST_MISMATCH" in [violation.code for violation in answer.violations]
+
+
+async def test_store_that_does_not_keep_what_it_takes_is_caught(rig: Rig) -> None:
+    bundle = rig.registry.register(seed=20)
+    store = rig.service.intake._store
+
+    class Liar:
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        def put(self, area: str, key: str, data: io.BytesIO, size: int) -> None:
+            store.put(area, key, io.BytesIO(b"x" * size) if area == "verified" else data, size)
+
+    rig.service.intake._store = Liar()
+    assert await reason(rig.upload(bundle)) == "DIGEST_MISMATCH"
+    assert rig.registry.admitted == []
+    rig.service.intake._store = store
+    # The wrong object under the digest is replaced by the next good upload.
+    assert (await rig.upload(bundle)).admitted
+    assert rig.stored_path(bundle).read_bytes() == bundle.weights
+
+
+async def test_uploads_of_one_tenant_take_turns(tmp_path: Path, address: str, folder: Path) -> None:
+    async with running(tmp_path, address, folder, max_uploads_per_tenant=1, max_uploads=2) as rig:
+        slow, other = rig.registry.register(seed=21), rig.registry.register(seed=22)
+        foreign = rig.registry.register(seed=23, tenant="globex")
+        call = rig.uploads.Upload(timeout=20)
+        await call.write(pb.UploadRequest(session=seal(slow.session, rig.registry.key)))
+        await until(lambda: rig.service.intake._slots._of_key)
+        waiting = asyncio.create_task(rig.upload(other))
+        assert (await rig.upload(foreign)).admitted
+        assert not waiting.done()
+        call.cancel()
+        assert (await waiting).admitted
 
 
 async def test_restart_sweeps_quarantine(tmp_path: Path, address: str, folder: Path) -> None:

@@ -1,0 +1,105 @@
+"""The host tier's books, case by case; tests/property/test_loader_tier.py does the rest."""
+
+import pytest
+
+from services.loader.bad_digests import MAX_REMEMBERED, BadDigests
+from services.loader.host_tier import HostTier, TierFull
+
+
+def filled(*sizes: int, budget: int = 100) -> HostTier:
+    """A tier with entries d0, d1, … that nobody holds."""
+    tier = HostTier(budget)
+    for number, size in enumerate(sizes):
+        tier.reserve(f"t{number}", size)
+        tier.commit(f"t{number}", f"d{number}", now=float(number))
+        tier.release(f"t{number}")
+    tier.check()
+    return tier
+
+
+def test_the_least_recently_used_leaves_first() -> None:
+    tier = filled(40, 40)
+    tier.lease("d0", "x", holder="a", now=5.0)
+    tier.release("x")
+    assert tier.reserve("new", 50) == ["d1"]
+    assert [entry.digest for entry in tier.entries()] == ["d0"]
+
+
+def test_no_more_leaves_than_is_needed() -> None:
+    assert filled(30, 30, 30).reserve("new", 40) == ["d0"]
+    assert filled(30, 30).reserve("new", 40) == []
+
+
+def test_a_full_tier_gives_nothing_up() -> None:
+    tier = filled(40, 40)
+    tier.lease("d0", "x", holder="a", now=5.0)
+    with pytest.raises(TierFull):
+        tier.reserve("new", 70)
+    assert [entry.digest for entry in tier.entries()] == ["d0", "d1"]
+    tier.check()
+
+
+def test_a_commit_is_pinned_until_its_token_is_released() -> None:
+    tier = HostTier(100)
+    tier.reserve("t", 60)
+    tier.commit("t", "d", now=0.0)
+    assert next(tier.entries()).holders == 0
+    with pytest.raises(TierFull):
+        tier.reserve("other", 60)
+    tier.lease("d", "x", holder="a", now=0.0)
+    tier.release("t")
+    assert next(tier.entries()).holders == 1
+    # The pin is nobody's, so it never expires.
+    assert tier.expire(now=1e9, idle_s=1.0) == (["x"], [])
+
+
+def test_doomed_entries_leave_with_their_last_lease_unless_revived() -> None:
+    tier = filled(10, 10)
+    tier.lease("d0", "x", holder="a", now=0.0)
+    assert tier.doom("d0") == []
+    assert tier.find("d0") is None
+    with pytest.raises(ValueError, match="lease"):
+        tier.lease("d0", "y", holder="a", now=0.0)
+    tier.revive("d0")
+    tier.lease("d0", "y", holder="a", now=0.0)
+    tier.doom("d0")
+    assert tier.release("x") == []
+    assert tier.release("y") == ["d0"]
+    assert tier.doom("d1") == ["d1"]
+    assert tier.doom("unknown") == []
+    tier.check()
+
+
+def test_leases_expire_when_they_are_not_used() -> None:
+    tier = filled(10)
+    tier.lease("d0", "x", holder="a", now=0.0)
+    tier.lease("d0", "y", holder="a", now=0.0)
+    assert tier.use("x", holder="a", now=8.0) is not None
+    assert tier.use("x", holder="b", now=9.0) is None
+    assert tier.expire(now=11.0, idle_s=10.0) == (["y"], [])
+    assert tier.release("y") == []
+
+
+def test_misuse_is_refused() -> None:
+    tier = filled(10)
+    with pytest.raises(ValueError, match="size"):
+        tier.reserve("t", 0)
+    tier.reserve("t", 5)
+    with pytest.raises(ValueError, match="token"):
+        tier.reserve("t", 5)
+    with pytest.raises(ValueError, match="committed"):
+        tier.commit("t", "d0", now=0.0)
+    tier.cancel("t")
+    tier.cancel("t")
+    assert tier.used_bytes == 10
+
+
+def test_bad_digests_are_remembered_for_a_while_and_not_without_bound() -> None:
+    bad = BadDigests(10.0)
+    bad.add("d", "why", now=0.0)
+    assert bad.find("d", now=9.9) == "why"
+    assert bad.find("d", now=10.0) is None
+    for number in range(MAX_REMEMBERED + 1):
+        bad.add(f"d{number}", "why", now=0.0)
+    assert bad.find("d0", now=1.0) is None
+    assert bad.find(f"d{MAX_REMEMBERED}", now=1.0) == "why"
