@@ -16,22 +16,33 @@ from opentelemetry import trace
 
 def setup(service: str, *, level: str = "INFO") -> None:
     """Configures logging, and tracing when an endpoint is set. Called once by a service's `__main__`."""
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(message)s")
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_trace_id,
+        structlog.processors.format_exc_info,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _add_trace_id,
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
+        processors=[*shared, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    _adopt_libraries(shared)
     structlog.contextvars.bind_contextvars(service=service)
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         _export_traces(service)
+
+
+def _adopt_libraries(processors: list[Any]) -> None:
+    """Makes what libraries log, from WARNING on, JSON lines like our own."""
+    handler = logging.StreamHandler(sys.stderr)
+    render: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.JSONRenderer(),
+    ]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=render, foreign_pre_chain=processors))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
 def _add_trace_id(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -99,7 +99,11 @@ class Guard(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
                 await self._admit(method, metadata, context, needs_deadline=False)
-                async for response in behaviour(request, context):
+                result = behaviour(request, context)
+                if inspect.isawaitable(result):  # it writes to the context, as grpc's own health service does
+                    await result
+                    return
+                async for response in result:
                     yield response
             except Exception as error:
                 await _abort(context, method, error)
@@ -198,7 +202,8 @@ class Server:
 
     async def wait(self) -> None:
         """Waits until the server has stopped."""
-        await self._server.wait_for_termination()
+        # Cancelling grpc's own wait would cancel the shutdown that `stop` waits for.
+        await asyncio.shield(self._server.wait_for_termination())
 
 
 class _MethodRecorder:
