@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
+from alembic.util import CommandError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from loraport.bundle.envelope import EnvelopeError, SigningKey
 from loraport.registry.v1 import (
@@ -111,7 +112,10 @@ class RegistryService:
         try:
             upgrade(self._database)
         except LoraportError as error:
-            raise ConfigError(f"database_url: {error.message}") from None
+            cause = getattr(error.__cause__, "orig", None) or error.message
+            raise ConfigError(f"database_url: {str(cause).splitlines()[0]}") from None
+        except (DBAPIError, CommandError) as error:
+            raise ConfigError(f"database_url: {str(error).splitlines()[0]}") from None
 
     def _add_servicers(self) -> None:
         config = self._config

@@ -1,6 +1,7 @@
 """CatalogService."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from loraport.registry.v1 import catalog_service_pb2 as pb
@@ -11,6 +12,8 @@ from services.registry.store import feed
 from services.registry.store.database import Database
 from services.shared.catalog import Item
 from services.shared.rpc.server import run_blocking
+
+_AGAIN_S = 0.1
 
 
 class CatalogServicer(stubs.CatalogServiceServicer):
@@ -31,9 +34,13 @@ class CatalogServicer(stubs.CatalogServiceServicer):
         synced = False
         while True:
             newest, items = await run_blocking(self._changes, epoch, only)
-            for part in _parts(items, before=epoch, after=newest, synced=synced):
-                yield part
-            epoch, synced = newest, True
+            if newest > epoch or not synced:
+                for part in _parts(items, before=epoch, after=newest, synced=synced):
+                    yield part
+                epoch, synced = newest, True
+            else:
+                # Woken for an epoch that this connection does not see yet, as on a lagging replica.
+                await asyncio.sleep(_AGAIN_S)
             await self._hub.wait_above(epoch)
 
     async def GetEpoch(self, request: pb.GetEpochRequest, context: Any) -> pb.GetEpochResponse:
@@ -48,11 +55,10 @@ class CatalogServicer(stubs.CatalogServiceServicer):
 
 def _parts(items: Sequence[Item], *, before: int, after: int, synced: bool) -> Iterator[pb.WatchResponse]:
     """Cuts one moment's changes into messages; only the last one carries the new epoch and completes the state."""
-    cut: Callable[[int], Sequence[Item]] = lambda start: items[start : start + feed.CHUNK]  # noqa: E731
-    last = max(0, (len(items) - 1) // feed.CHUNK * feed.CHUNK)
-    for start in range(0, last, feed.CHUNK):
-        yield _response(before, cut(start), synced=synced)
-    yield _response(after, cut(last), synced=True)
+    chunks = [items[start : start + feed.CHUNK] for start in range(0, len(items), feed.CHUNK)] or [items]
+    for chunk in chunks[:-1]:
+        yield _response(before, chunk, synced=synced)
+    yield _response(after, chunks[-1], synced=True)
 
 
 def _response(epoch: int, items: Sequence[Item], *, synced: bool) -> pb.WatchResponse:

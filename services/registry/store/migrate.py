@@ -2,11 +2,15 @@
 
 from importlib import resources
 
+import structlog
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from services.registry.store.database import Database
+
+log = structlog.get_logger()
 
 # Any number will do, as long as every registry uses the same one.
 _LOCK = 0x6C6F7261706F7274
@@ -26,4 +30,8 @@ def upgrade(database: Database) -> None:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
             config.attributes["connection"] = connection
+            before = MigrationContext.configure(connection).get_current_revision()
             command.upgrade(config, "head")
+            after = MigrationContext.configure(connection).get_current_revision()
+    if after != before:
+        log.info("database migrated", before=before, after=after)

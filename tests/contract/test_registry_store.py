@@ -1,0 +1,215 @@
+"""The registry on SQLite and on a real PostgreSQL: migrations, publishing, paging, concurrent writers, the feed."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import insert, inspect, select, text
+from sqlalchemy.exc import IntegrityError
+
+from loraport.registry.v1 import adapter_service_pb2 as pb
+from loraport.registry.v1 import tenant_service_pb2 as tenant_pb
+from services.registry.store import accounts, feed
+from services.registry.store.database import Database
+from services.registry.store.migrate import upgrade
+from services.registry.store.tables import METADATA, catalog_state, revisions
+from services.shared.catalog import TenantItem
+from services.shared.catalog_client import CatalogClient
+from services.shared.errors import LoraportError
+from tests.contract import postgres
+from tests.contract.registry_rig import TIMEOUT, Rig, manifest, reason_of, serving, write_config
+
+
+@pytest.fixture(scope="module")
+def postgres_socket() -> Iterator[str]:
+    if postgres.find_binary("postgres") is None or postgres.find_binary("initdb") is None:
+        pytest.skip("PostgreSQL's programs (initdb, postgres) are not installed; only SQLite is tested")
+    with postgres.server() as socket:
+        yield socket
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/registry.db"
+    import psycopg
+
+    socket = request.getfixturevalue("postgres_socket")
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(f"host={socket} user=loraport dbname=postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
+    return f"postgresql+psycopg://loraport@/{name}?host={socket}"
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    database = Database(url)
+    upgrade(database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+async def rig(url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with serving(write_config(tmp_path, database_url=url)) as rig:
+        await rig.base()
+        await rig.tenant("acme")
+        yield rig
+
+
+def add_tenant(database: Database, tenant: str) -> int:
+    with database.write() as transaction:
+        row = accounts.add_tenant(transaction, tenant, display_name="", weight=1.0, base_allowed=True, now_us=1)
+    return row.epoch
+
+
+def test_migrations_make_exactly_the_tables(database: Database) -> None:
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        indexes = {index["name"]: index for index in inspect(connection).get_indexes("revisions")}
+    assert indexes["uq_revisions_current"]["unique"]
+
+
+def test_migrations_run_once_whoever_comes_first(url: str) -> None:
+    databases = [Database(url) for _ in range(4)]
+    faults: list[BaseException] = []
+
+    def run(database: Database) -> None:
+        try:
+            upgrade(database)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=run, args=(database,)) for database in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert faults == []
+    assert {database.epoch() for database in databases} == {0}
+    for database in databases:
+        database.close()
+
+
+def test_writers_of_two_registries_take_turns(url: str, database: Database) -> None:
+    other = Database(url)
+    epochs: list[int] = []
+
+    def run(which: Database, prefix: str) -> None:
+        for number in range(15):
+            epochs.append(add_tenant(which, f"{prefix}{number}"))
+
+    threads = [threading.Thread(target=run, args=(which, prefix)) for which, prefix in ((database, "a"), (other, "b"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(epochs) == list(range(1, 31))
+    assert database.epoch() == 30
+    other.close()
+
+
+def test_a_refused_write_leaves_nothing(database: Database) -> None:
+    add_tenant(database, "acme")
+    with pytest.raises(LoraportError, match="TENANT_EXISTS"):
+        add_tenant(database, "acme")
+    with pytest.raises(ZeroDivisionError), database.write() as transaction:
+        accounts.add_tenant(transaction, "globex", display_name="", weight=1.0, base_allowed=True, now_us=1)
+        raise ZeroDivisionError
+    assert database.epoch() == 1
+    with database.read() as connection:
+        assert accounts.find_tenant(connection, "globex") is None
+
+
+def test_a_view_is_of_one_moment(database: Database) -> None:
+    with database.read() as connection:
+        assert connection.execute(select(catalog_state.c.epoch)).scalar_one() == 0
+        add_tenant(database, "acme")
+        assert connection.execute(select(catalog_state.c.epoch)).scalar_one() == 0
+        assert accounts.find_tenant(connection, "acme") is None
+    assert database.epoch() == 1
+
+
+def test_a_view_cannot_write_on_postgresql(database: Database) -> None:
+    if database.engine.dialect.name != "postgresql":
+        pytest.skip("SQLite has no read-only transactions")
+    with pytest.raises(Exception, match="read-only"), database.read() as connection:
+        connection.execute(text("DELETE FROM tenants"))
+
+
+def test_the_feed_pages_and_tells_changes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "CHUNK", 2)
+    names = ["a", "a-1", "a1", "b", "z"]
+    for name in reversed(names):
+        add_tenant(database, name)
+    kind = feed.kinds(artefacts_only=False)[0]
+    chunks = list(feed.scan(database, kind))
+    assert [len(chunk) for chunk in chunks] == [2, 2, 1]
+    assert [item.tenant for chunk in chunks for item in chunk] == names
+    epoch, items = feed.changes(database, 3, artefacts_only=False)
+    assert (epoch, items) == (5, [TenantItem("a-1", 1.0, True), TenantItem("a", 1.0, True)])
+    assert feed.changes(database, 0, artefacts_only=True) == (5, [])
+    assert feed.changes(database, 5, artefacts_only=False) == (5, [])
+
+
+def test_the_feed_is_read_by_index(database: Database) -> None:
+    if database.engine.dialect.name != "sqlite":
+        pytest.skip("one planner is enough")
+    with database.read() as connection:
+        for table, statement, _, _ in feed.kinds(artefacts_only=False):
+            query = statement.where(table.c.epoch > 5).order_by(table.c.epoch)
+            compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
+            plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {compiled}")))
+            assert f"ix_{table.name}_epoch" in plan, plan
+
+
+async def test_publishing_works_on_every_database(rig: Rig) -> None:
+    one = await rig.active("acme", "pirate", 1, "one")
+    await rig.alias("tenants/acme/adapters/pirate/aliases/live", one.revision_id)
+    bad = manifest("acme", "pirate", 2, content="two")
+    await rig.register("acme", bad)
+    quarantined = await rig.admit(bad, admitted=False)
+    two = await rig.active("acme", "pirate", 3, "two")
+    assert two.revision_id == quarantined.revision_id
+    await rig.revoke(one.name)
+    client = CatalogClient(rig.channel("loader"), artefacts_only=True)
+    client.start()
+    assert await client.wait_synced(TIMEOUT)
+    assert {item.version: item.state for item in client.view.revisions.values()} == {1: "REVOKED", 3: "ACTIVE"}
+    await client.stop()
+    listed = await rig.adapters().ListRevisions(
+        pb.ListRevisionsRequest(parent="tenants/acme/adapters/pirate"), timeout=TIMEOUT
+    )
+    assert [revision.version for revision in listed.revisions] == [3, 2, 1]
+
+
+async def test_content_has_one_current_row(rig: Rig) -> None:
+    one = await rig.active("acme", "pirate", 1, "one")
+    database = rig.service._database
+    with database.read() as connection:
+        row = connection.execute(select(revisions).where(revisions.c.revision_id == one.revision_id)).one()
+    with pytest.raises(IntegrityError), database.write() as transaction:
+        transaction.connection.execute(insert(revisions).values(dict(row._mapping) | {"version": 2}))
+
+
+async def test_many_callers_at_once_get_one_winner_each(rig: Rig) -> None:
+    async def create(tenant: str, request_id: str) -> str:
+        request = tenant_pb.CreateTenantRequest(tenant_id=tenant, request_id=request_id)
+        return (await rig.tenants().CreateTenant(request, timeout=TIMEOUT)).name
+
+    async def attempt(tenant: str) -> str:
+        try:
+            return await create(tenant, "")
+        except Exception:
+            return await reason_of(create(tenant, ""))
+
+    results = await asyncio.gather(*(attempt("rival") for _ in range(12)))
+    assert sorted(results) == ["TENANT_EXISTS"] * 11 + ["tenants/rival"]
+    request_id = str(uuid.uuid4())
+    assert set(await asyncio.gather(*(create("same", request_id) for _ in range(12)))) == {"tenants/same"}
