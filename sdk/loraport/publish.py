@@ -5,7 +5,7 @@ machine. What is signed is derived from the bytes that are then sent; the loader
 arrived.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,8 +113,16 @@ def publish(
     return _put_into_service(admin, publication, tenant, adapter, approve=approve, alias=alias)
 
 
-def verify_files(files: BundleFiles, *, base: BaseSpec, tenant: str) -> Verdict:
-    """Verifies an open bundle and leaves its weights at their beginning. Raises OSError."""
+def verify_files(
+    files: BundleFiles, *, base: BaseSpec, tenant: str, training: Mapping[str, str] | None = None
+) -> Verdict:
+    """Verifies an open bundle and leaves its weights at their beginning.
+
+    `training` is provenance that the publisher declares; it is part of what the revision id covers.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     verdict = verify_bundle(
         files.config,
         files.weights,
@@ -122,6 +130,7 @@ def verify_files(files: BundleFiles, *, base: BaseSpec, tenant: str) -> Verdict:
         tenant=tenant,
         other_files=files.ignored,
         file_violations=files.violations,
+        training=training,
     )
     if files.weights is not None:
         files.weights.seek(0)
