@@ -83,7 +83,7 @@ class Relay:
         except LoraportError as error:
             if error.reason == "EXECUTOR_UNAVAILABLE" and self._grant is not None:
                 self._note_unavailable(self._grant.executor, error)
-            raise self._for_the_caller(error) from error
+            raise self._for_the_caller(error) from None
         finally:
             self.close()
 

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from loraport import (
+    Client,
     DeadlineExceededError,
     FailedPreconditionError,
     Finished,
@@ -24,7 +25,7 @@ from loraport.errors import error_from_rpc
 from loraport.registry.v1 import catalog_service_pb2 as cpb
 from loraport.router.v1 import inference_service_pb2 as pb
 from services.shared.errors import LoraportError
-from tests.contract.router_world import CONTEXT, World, digest, eventually
+from tests.contract.router_world import CONTEXT, World, api_key, digest, eventually
 
 PIRATE = digest("acme/pirate/1")
 
@@ -59,6 +60,25 @@ async def test_an_answer_names_the_revision_that_made_it(world: World) -> None:
     ticket, request = executor.requests[0]
     assert (ticket.tenant, ticket.revision_id, ticket.base_id) == ("acme", PIRATE, world.registry.base_id)
     assert (request.revision_id, request.sampling.max_tokens) == (PIRATE, 20)
+
+
+async def test_the_client_for_threads_sees_the_same(world: World) -> None:
+    world.executors["e0"].reply = world.ids("the fox")
+
+    def use() -> None:
+        with Client(
+            f"127.0.0.1:{world.router.user_port}", api_key=api_key("acme"), ca_certificate=world.folder / "ca.pem"
+        ) as client:
+            done = client.generate("x", adapter="pirate")
+            assert (done.text, done.revision_id) == ("the fox", PIRATE)
+            assert [type(event) for event in client.stream("x")][0] is Started
+            assert [adapter.adapter for adapter in client.list_adapters()] == ["pirate"]
+            assert client.get_adapter("tenants/acme/adapters/pirate").base_model == "baseModels/tiny"
+            assert client.count_tokens("the").token_ids == tuple(world.ids("the"))
+            with pytest.raises(NotFoundError, match="ADAPTER_NOT_FOUND"):
+                client.generate("x", adapter="nothing")
+
+    await asyncio.to_thread(use)
 
 
 async def test_by_revision_by_base_by_messages_and_by_ids(world: World) -> None:
