@@ -20,6 +20,7 @@ from services.registry.store.migrate import upgrade
 from services.registry.store.tables import METADATA, catalog_state, revisions
 from services.shared.catalog import TenantItem
 from services.shared.catalog_client import CatalogClient
+from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
 from tests.contract import postgres
 from tests.contract.registry_rig import TIMEOUT, Rig, manifest, reason_of, serving, write_config
@@ -213,3 +214,44 @@ async def test_many_callers_at_once_get_one_winner_each(rig: Rig) -> None:
     assert sorted(results) == ["TENANT_EXISTS"] * 11 + ["tenants/rival"]
     request_id = str(uuid.uuid4())
     assert set(await asyncio.gather(*(create("same", request_id) for _ in range(12)))) == {"tenants/same"}
+
+
+def test_a_database_of_a_newer_release_is_refused(url: str, tmp_path: Path) -> None:
+    database = Database(url)
+    upgrade(database)
+    with database.exclusive() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'ffff'"))
+    database.close()
+
+    async def start() -> None:
+        async with serving(write_config(tmp_path, database_url=url)):
+            pass
+
+    with pytest.raises(ConfigError, match="database_url"):
+        asyncio.run(start())
+
+
+async def test_a_busy_database_is_a_typed_error_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.registry.store.database.BUSY_TIMEOUT_S", 0)
+    async with serving(write_config(tmp_path)) as rig:
+        await rig.tenant("acme")
+        other = Database(f"sqlite:///{tmp_path}/registry.db")
+        with other.write():
+            assert await reason_of(rig.tenant("globex")) == "REGISTRY_UNAVAILABLE"
+            get = tenant_pb.GetTenantRequest(name="tenants/acme")
+            assert (await rig.tenants().GetTenant(get, timeout=TIMEOUT)).name == "tenants/acme"
+        other.close()
+        assert (await rig.tenant("globex")).name == "tenants/globex"
+
+
+async def test_lost_connections_are_replaced(rig: Rig) -> None:
+    if rig.service._database.engine.dialect.name != "postgresql":
+        pytest.skip("SQLite has no connections to lose")
+    with rig.service._database.exclusive() as connection:
+        connection.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
+        )
+    assert (await rig.tenant("globex")).name == "tenants/globex"
