@@ -59,6 +59,11 @@ class Admission:
         """Begins to end requests that waited too long, in the running event loop."""
         self._sweeper = asyncio.create_task(self._sweep())
 
+    @property
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        """What runs in the background; it ends by `stop` or by a bug."""
+        return (self._sweeper,) if self._sweeper is not None else ()
+
     async def stop(self) -> None:
         """Stops that."""
         if self._sweeper is not None:

@@ -55,6 +55,11 @@ class Bases:
         """Begins to ask the registry, in the running event loop."""
         self._task = asyncio.create_task(self._keep_asking())
 
+    @property
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        """What runs in the background; it ends by `stop` or by a bug."""
+        return (self._task,) if self._task is not None else ()
+
     async def stop(self) -> None:
         """Stops asking."""
         if self._task is not None:

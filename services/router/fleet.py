@@ -82,6 +82,11 @@ class Fleet:
         self._tasks = [asyncio.create_task(self._poll(name)) for name in self._members]
         self._tasks.append(asyncio.create_task(self._read_board()))
 
+    @property
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        """What runs in the background; it ends by `stop` or by a bug."""
+        return tuple(self._tasks)
+
     async def stop(self) -> None:
         """Stops polling."""
         for task in self._tasks:

@@ -126,8 +126,15 @@ class RouterService:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def failed(self) -> None:
-        """Never returns: a router recovers from everything that it can lose."""
-        await asyncio.Event().wait()
+        """Returns when something that runs in the background has ended, which only a bug can do.
+
+        A router that no longer follows the catalog or its executors must not look alive.
+        """
+        catalog = asyncio.create_task(self._catalog.failed())
+        tasks = {*self._fleet.tasks, *self._bases.tasks, *self._admission.tasks, catalog}
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {catalog}:
+            log.error("background task ended", exc_info=None if task.cancelled() else task.exception())
 
     async def _serve_when_synced(self) -> None:
         while not await self._catalog.wait_synced(SYNC_LOG_S):

@@ -77,6 +77,14 @@ class CatalogClient:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    async def failed(self) -> None:
+        """Returns when following has ended by a fault, which is logged; a broken connection is none."""
+        if self._task is None:
+            raise RuntimeError("not started")
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            log.error("catalog is no longer followed", exc_info=self._task.exception())
+
     async def wait_synced(self, timeout_s: float) -> bool:
         """Waits until the view was complete once; False when that took too long."""
         return await self._wait(lambda: self.view.synced, timeout_s)

@@ -264,3 +264,15 @@ async def test_another_tokenizer_than_the_registered_one_is_not_served(tmp_path:
                 await client.generate("x")
     finally:
         await world.stop()
+
+
+async def test_a_router_whose_background_work_died_does_not_look_alive(world: World) -> None:
+    failing = asyncio.create_task(world.router.failed())
+    await asyncio.sleep(0)
+    assert not failing.done()
+
+    async def explode(timeout_s: float) -> None:
+        raise RuntimeError("a bug")
+
+    world.router._fleet.executor("e0").state = explode
+    await asyncio.wait_for(failing, 5)

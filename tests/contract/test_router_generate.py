@@ -71,7 +71,7 @@ async def test_the_client_for_threads_sees_the_same(world: World) -> None:
         ) as client:
             done = client.generate("x", adapter="pirate")
             assert (done.text, done.revision_id) == ("the fox", PIRATE)
-            assert [type(event) for event in client.stream("x")][0] is Started
+            assert next(type(event) for event in client.stream("x")) is Started
             assert [adapter.adapter for adapter in client.list_adapters()] == ["pirate"]
             assert client.get_adapter("tenants/acme/adapters/pirate").base_model == "baseModels/tiny"
             assert client.count_tokens("the").token_ids == tuple(world.ids("the"))
