@@ -86,7 +86,8 @@ def s3_store(address: str) -> S3Store:
 def stored(folder: Path, area: Area) -> list[str]:
     """Lists what lies in a bucket of the folder that an S3 server serves."""
     bucket = folder / area
-    return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())
+    # os.walk does not mind folders that vanish meanwhile.
+    return sorted(str(Path(top, name).relative_to(bucket)) for top, _, names in os.walk(bucket) for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,6 +262,24 @@ async def test_cancel_stops_only_what_nobody_else_waits_for(rig: Rig) -> None:
     assert (await rig.ensure(bundle))[0] == STAGES
 
 
+async def test_load_that_waits_for_its_turn_can_be_stopped(tmp_path: Path, address: str, folder: Path) -> None:
+    async with running(tmp_path, address, folder, max_loads=1, max_loads_per_tenant=1) as rig:
+        first, second = await rig.admit(seed=13), await rig.admit(seed=14)
+        store = SlowStore(rig)
+        calls = [asyncio.create_task(reason(ensure(rig, first)))]
+        await until(lambda: store.reads)
+        calls.append(asyncio.create_task(reason(ensure(rig, second))))
+        await until(lambda: len(rig.service.host.inventory().loads) == 2)
+        request = pb.CancelLoadRequest(revision_id=second.revision_id)
+        assert (await rig.executor("executor-0").CancelLoad(request, timeout=5)).cancelled
+        assert await calls[1] == "LOAD_CANCELLED"
+        store.held = False
+        assert await calls[0] == ""
+        assert len(store.reads) == 1
+        assert (await rig.ensure(second))[0] == STAGES
+        rig.service.host._tier.check()
+
+
 async def test_host_tier_holds_its_budget_and_its_leases(tmp_path: Path, address: str, folder: Path) -> None:
     async with running(tmp_path, address, folder) as rig:
         bundles = [await rig.admit(seed=20 + i) for i in range(3)]
