@@ -43,6 +43,7 @@ from services.shared.errors import LoraportError
 from services.shared.rpc.channels import TlsFiles
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
+from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import Record, UploadSession, Verification, open_statement, seal
 from tests.bundle_files import config, encode, small_base, tensors, weights
 
@@ -379,13 +380,6 @@ def _write_trust(tmp_path: Path, keys: dict[str, SigningKey]) -> None:
         path.with_suffix(".pub").write_bytes(key.public_pem)
 
 
-def reason_of(error: grpc.RpcError) -> str:
-    """The reason in a failed call's ErrorInfo."""
-    from services.shared.rpc.status import from_rpc_error
-
-    return from_rpc_error(error, unavailable="INTERNAL").reason
-
-
 async def reason(call: Any) -> str:
     """Awaits a call, or reads a stream to its end, and returns the reason of its failure."""
     try:
@@ -395,7 +389,7 @@ async def reason(call: Any) -> str:
         else:
             await call
     except grpc.RpcError as error:
-        return reason_of(error)
+        return from_rpc_error(error, unavailable="INTERNAL").reason
     return ""
 
 
