@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "sdk")]
-
 from loraport.bundle.codes import VIOLATIONS, WARNINGS
+from services.loader.examine import INTAKE_VIOLATIONS
 from services.shared.errors import DOMAIN, REASONS
 
+ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "errors.md"
 
 
@@ -22,8 +22,8 @@ def page() -> str:
         "",
         "## Errors",
         "",
-        f"Every failed call carries one `google.rpc.ErrorInfo` with the domain `{DOMAIN}` and one of these reasons. The",
-        "pair never changes its meaning; the message may. `UNAVAILABLE` may be retried after the delay in `RetryInfo`;",
+        f"Every failed call carries one `google.rpc.ErrorInfo` with the domain `{DOMAIN}` and one of these reasons.",
+        "The pair never changes its meaning; the message may. `UNAVAILABLE` may be retried after the delay in `RetryInfo`;",
         "`RESOURCE_EXHAUSTED` may not be retried at once.",
         "",
         "| reason | code | meaning |",
@@ -37,7 +37,7 @@ def page() -> str:
         "",
         "| code | meaning |",
         "| --- | --- |",
-        *[f"| `{code}` | {meaning} |" for code, meaning in VIOLATIONS.items()],
+        *[f"| `{code}` | {meaning} |" for code, meaning in (VIOLATIONS | INTAKE_VIOLATIONS).items()],
         "",
         "| warning | meaning |",
         "| --- | --- |",
