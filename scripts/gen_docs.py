@@ -4,7 +4,6 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 from loraport.bundle.codes import VIOLATIONS, WARNINGS
 from services.loader.examine import INTAKE_VIOLATIONS
 from services.shared.errors import DOMAIN, REASONS
@@ -23,8 +22,8 @@ def page() -> str:
         "## Errors",
         "",
         f"Every failed call carries one `google.rpc.ErrorInfo` with the domain `{DOMAIN}` and one of these reasons.",
-        "The pair never changes its meaning; the message may. `UNAVAILABLE` may be retried after the delay in `RetryInfo`;",
-        "`RESOURCE_EXHAUSTED` may not be retried at once.",
+        "The pair never changes its meaning; the message may. `UNAVAILABLE` may be retried after the delay in",
+        "`RetryInfo`; `RESOURCE_EXHAUSTED` may not be retried at once.",
         "",
         "| reason | code | meaning |",
         "| --- | --- | --- |",
