@@ -1,4 +1,4 @@
-"""What one engine step computes, and what came of it: two frozen values.
+"""What one engine step may take, what it computes, and what came of it: frozen values.
 
 The scheduler makes a Plan, the runner turns it into numbers, the scheduler takes the StepResult back. Nothing
 else passes between policy and device.
@@ -9,6 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.executor.request import FinishReason, Logprob, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """`max_context` and `max_step_tokens` count tokens; `max_waiting` counts requests without a row."""
+
+    max_rows: int = 64
+    max_step_tokens: int = 512
+    max_context: int = 2048
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        if min(self.max_rows, self.max_step_tokens, self.max_context, self.max_waiting) < 1:
+            raise ValueError("all limits are at least 1")
+        if self.max_step_tokens < self.max_rows:
+            raise ValueError("max_step_tokens must hold one token of every row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

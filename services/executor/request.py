@@ -100,7 +100,7 @@ MAX_LOGIT_BIAS = 1024
 class Sampling:
     """How tokens are drawn.
 
-    `temperature` 0 is greedy. `top_p` in (0, 1]; `top_k` 0 means all; `min_p` in [0, 1). `repetition_penalty` > 0
+    `temperature` 0 is greedy. `top_p` in (0, 1]; `top_k` 0 means all; `min_p` in [0, 1]. `repetition_penalty` > 0
     divides or multiplies logits of prompt and output tokens; `presence_penalty` and `frequency_penalty` in
     [-2, 2] subtract from logits of output tokens. `seed` fixes the draw: the same seed, prompt and revision give the
     same tokens whatever else is in the batch. `min_tokens` keeps every stopping token out until so many were
@@ -138,7 +138,7 @@ class Sampling:
             (not _finite(self.temperature) or self.temperature < 0, "temperature is finite and not negative"),
             (not 0 < self.top_p <= 1, "top_p is in (0, 1]"),
             (self.top_k < 0, "top_k is not negative"),
-            (not 0 <= self.min_p < 1, "min_p is in [0, 1)"),
+            (not 0 <= self.min_p <= 1, "min_p is in [0, 1]"),
             (not _finite(self.repetition_penalty) or self.repetition_penalty <= 0, "repetition_penalty is above 0"),
             (not -2 <= self.presence_penalty <= 2, "presence_penalty is in [-2, 2]"),
             (not -2 <= self.frequency_penalty <= 2, "frequency_penalty is in [-2, 2]"),
@@ -238,7 +238,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Counts of one ended request."""
+    """Counts of one ended request. The token that stopped it is not counted."""
 
     prompt_tokens: int
     output_tokens: int
@@ -265,16 +265,22 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """New tokens, in order; `logprobs` is parallel to them or empty."""
+    """New tokens, in order; `logprobs` is parallel to them or empty. A token that stops the answer is never among them.
+
+    `kernel_path` computed the adapter's part, "base" where there was none; `distinct_adapters` is the most that shared
+    a step with the request so far, its own included.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
+    kernel_path: str
+    distinct_adapters: int
     logprobs: tuple[Logprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last event of a request. The token that stopped it, if any, is among its tokens."""
+    """The last event of a request. `stop_token_id` is the token that stopped it, which is not among its tokens."""
 
     request_id: str
     reason: FinishReason

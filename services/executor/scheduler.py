@@ -17,10 +17,8 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from services.executor.kv_blocks import BlockPool
-from services.executor.plan import Plan, Row, RowResult, StepResult
+from services.executor.plan import Plan, Row, RowResult, SchedulerLimits, StepResult
 from services.executor.request import (
     Ended,
     Event,
@@ -36,22 +34,6 @@ from services.executor.request import (
     Usage,
 )
 from services.shared.prefix_hash import block_hash, prefix_root
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """`max_context` and `max_step_tokens` count tokens; `max_waiting` counts requests without a row."""
-
-    max_rows: int = 64
-    max_step_tokens: int = 512
-    max_context: int = 2048
-    max_waiting: int = 1024
-
-    def __post_init__(self) -> None:
-        if min(self.max_rows, self.max_step_tokens, self.max_context, self.max_waiting) < 1:
-            raise ValueError("all limits are at least 1")
-        if self.max_step_tokens < self.max_rows:
-            raise ValueError("max_step_tokens must hold one token of every row")
 
 
 class Scheduler:
@@ -300,7 +282,7 @@ class Scheduler:
             request = self._by_id.get(row.request_id)
             if request is None or request.state is State.WAITING:
                 continue
-            request.kernel_path = result.kernel_path
+            request.kernel_path = result.kernel_path if row.revision_id is not None else "base"
             request.distinct_adapters = max(request.distinct_adapters, distinct)
             request.computed = row.end
             if outcome.failure is None:
@@ -331,24 +313,30 @@ class Scheduler:
             return
         if outcome.token is None:
             return
+        stop = self._stops(request, outcome.token)
+        if stop is not None:
+            self._finish(request, stop, stop_id=outcome.token)
+            return
         request.output.append(outcome.token)
-        logprobs = (outcome.logprob,) if outcome.logprob is not None else ()
-        self._events.append(Tokens(request_id=request.spec.request_id, token_ids=(outcome.token,), logprobs=logprobs))
-        reason = self._stop_reason(request, outcome.token)
-        if reason is not None:
-            stop_id = outcome.token if reason is not FinishReason.LENGTH else None
-            self._finish(request, reason, stop_id=stop_id)
+        self._events.append(
+            Tokens(
+                request_id=request.spec.request_id,
+                token_ids=(outcome.token,),
+                kernel_path=request.kernel_path,
+                distinct_adapters=request.distinct_adapters,
+                logprobs=(outcome.logprob,) if outcome.logprob is not None else (),
+            )
+        )
+        if len(request.output) >= request.spec.sampling.max_tokens or request.length >= self.max_length:
+            self._finish(request, FinishReason.LENGTH)
 
-    def _stop_reason(self, request: Request, token: int) -> FinishReason | None:
+    def _stops(self, request: Request, token: int) -> FinishReason | None:
         sampling = request.spec.sampling
-        if len(request.output) >= sampling.min_tokens:
-            if token in sampling.stop_token_ids:
-                return FinishReason.STOP_TOKEN
-            if token in self._eos_ids and not sampling.ignore_eos:
-                return FinishReason.EOS
-        if len(request.output) >= sampling.max_tokens or request.length >= self.max_length:
-            return FinishReason.LENGTH
-        return None
+        if len(request.output) < sampling.min_tokens:
+            return None
+        if token in sampling.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+        return FinishReason.EOS if token in self._eos_ids and not sampling.ignore_eos else None
 
     def _finish(self, request: Request, reason: FinishReason, *, stop_id: int | None = None) -> None:
         if request.state is State.WAITING:

@@ -23,6 +23,11 @@ def _field(data: bytes) -> bytes:
     return struct.pack(">Q", len(data)) + data
 
 
+def tenant_salt(tenant: str) -> bytes:
+    """Return the salt of a tenant's chains, also where the tenant uses an adapter that another one shares with it."""
+    return tenant.encode()
+
+
 def prefix_root(*, base_digest: str, revision_id: str | None, salt: bytes) -> bytes:
     """Return the 32-byte parent of a sequence's first block.
 

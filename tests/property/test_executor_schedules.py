@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.executor.kv_blocks import BlockPool
-from services.executor.plan import Plan, RowResult, StepResult
+from services.executor.plan import Plan, RowResult, SchedulerLimits, StepResult
 from services.executor.request import Ended, FinishReason, RequestSpec, Sampling, Started, Tokens
-from services.executor.scheduler import Scheduler, SchedulerLimits
+from services.executor.scheduler import Scheduler
 
 BLOCK = 4
 
@@ -25,10 +25,11 @@ def alone(spec: RequestSpec) -> list[int]:
     """What the model answers to one request with nobody else around."""
     tokens, out = spec.prompt, []
     while len(out) < spec.sampling.max_tokens:
-        out.append(next_token(spec.revision_id, tokens))
-        tokens = (*tokens, out[-1])
-        if out[-1] in spec.sampling.stop_token_ids:
+        token = next_token(spec.revision_id, tokens)
+        if token in spec.sampling.stop_token_ids:
             break
+        out.append(token)
+        tokens = (*tokens, token)
     return out
 
 

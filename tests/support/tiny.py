@@ -81,13 +81,14 @@ def with_adapter(base: PreTrainedModel, folder: Path) -> Any:
 
 @torch.no_grad()
 def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
-    """Greedy continuation, the whole sequence computed afresh at every step; stops after token 2 as engines do."""
+    """Greedy continuation, the whole sequence computed afresh at every step; stops at token 2, which is not part of it."""
     ids = list(prompt)
     while len(ids) < len(prompt) + count:
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
-        ids.append(int(logits.argmax()))
-        if ids[-1] == 2:
+        best = int(logits.argmax())
+        if best == 2:
             break
+        ids.append(best)
     return ids[len(prompt) :]
 
 

@@ -1,19 +1,26 @@
-"""Puts an engine together for a loaded decoder, from budgets in bytes."""
+"""Puts an engine together: a loaded decoder, budgets in bytes, one engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from services.executor.adapter_pool import AdapterPool
 from services.executor.engine.device_pool import DevicePool, page_bytes
 from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.engine.runner import Runner
+from services.executor.engine.staging import Staged, stage
 from services.executor.eviction import make_policy
+from services.executor.intake import HostAdapter
 from services.executor.kv_blocks import BlockPool
 from services.executor.model.attention import KvCache
 from services.executor.model.interface import Decoder
-from services.executor.scheduler import Scheduler, SchedulerLimits
+from services.executor.model.native import load_native
+from services.executor.plan import SchedulerLimits
+from services.executor.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +101,43 @@ def build_engine(
     return Engine(
         runner=runner, scheduler=scheduler, adapters=adapters, clock=clock, options=options, on_fault=on_fault
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An engine, and how a revision's host arrays are arranged for it (off the device thread)."""
+
+    engine: Engine
+    stage: Callable[[HostAdapter], Staged]
+    max_rank: int
+
+
+def open_device(
+    directory: Path,
+    *,
+    base_digest: str,
+    dtype: str,
+    sizes: EngineSizes,
+    clock: Callable[[], float],
+    options: EngineOptions,
+    on_fault: Callable[[BaseException], None],
+    max_context: int | None = None,
+    threads: int = 0,
+) -> Device:
+    """Load the base in `directory` as "float32" or "bfloat16" and return a device whose engine has not started.
+
+    `threads` bounds the process's compute threads; 0 leaves torch's choice. Takes seconds.
+
+    Raises:
+        ModelUnsupported: the base cannot be computed exactly.
+        ValueError: the sizes do not hold it.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    decoder = load_native(directory, dtype=kind, max_context=max_context)
+    engine = build_engine(
+        decoder, base_digest=base_digest, sizes=sizes, clock=clock, options=options, on_fault=on_fault
+    )
+    pages = engine.state().page_count
+    return Device(engine, lambda host: stage(host, decoder.groups, dtype=kind), pages * sizes.page_rows)

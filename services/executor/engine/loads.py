@@ -16,13 +16,26 @@ from services.executor.engine.staging import Staged
 from services.executor.request import RefusalReason, Refused
 
 
-class Lease:
-    """Keeps a revision on the device until `release`, which counts once however often it is called."""
+@dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """How long a load waited for pages and took to be copied, in milliseconds, and the bytes copied."""
 
-    __slots__ = ("_release", "revision_id")
+    reserve_ms: float
+    transfer_ms: float
+    size_bytes: int
+
+
+class Lease:
+    """Keeps a revision on the device until `release`, which counts once however often it is called.
+
+    `times` are those of the load that the lease came from, None for one that found the revision there.
+    """
+
+    __slots__ = ("_release", "revision_id", "times")
 
     def __init__(self, revision_id: str, release: Callable[[], None]) -> None:
         self.revision_id = revision_id
+        self.times: LoadTimes | None = None
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
@@ -37,6 +50,8 @@ class _Load:
     asked_at: float
     waiters: list[Future[Lease]] = field(default_factory=list)
     pages: tuple[int, ...] | None = None
+    reserved_at: float = 0.0
+    copied: int = 0
     writer: Iterator[int] | None = None
 
 
@@ -88,6 +103,7 @@ class Loads:
                 continue
             for copied in load.writer:
                 budget_bytes -= copied
+                load.copied += copied
                 if budget_bytes <= 0:
                     break
             else:
@@ -106,6 +122,7 @@ class Loads:
             self._fail(revision_id, refusal)
             return
         if load.pages is not None:
+            load.reserved_at = self._clock()
             self._device.prepare(load.pages)
             load.writer = self._device.write(load.staged, load.pages)
 
@@ -117,9 +134,11 @@ class Loads:
             self._adapters.ready(revision_id, now=now, load_ms=(now - load.asked_at) * 1000.0)
         del self._queue[revision_id]
         self.done += 1
+        reserve_ms, transfer_ms = (load.reserved_at - load.asked_at) * 1000, (now - load.reserved_at) * 1000
         for waiter in load.waiters:
             lease = self._make_lease(revision_id)
             assert lease is not None
+            lease.times = LoadTimes(reserve_ms, transfer_ms, load.copied)
             _answer(waiter, lease)
 
     def _fail(self, revision_id: str, error: Exception) -> None:

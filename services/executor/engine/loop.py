@@ -169,10 +169,14 @@ class Engine:
         """
         return self._ask(lambda: self._evict(revision_id))
 
-    def revoke(self, revision_id: str) -> Future[None]:
-        """End every request of a revision with REVOKED, erase its pages and cached keys, refuse it from now on."""
-        with self._lock:
-            self._adapters.refuse(revision_id)
+    def revoke(self, revision_id: str, *, final: bool) -> Future[None]:
+        """End every request of a revision with REVOKED, erase its pages and cached keys.
+
+        With `final` it is refused from now on, also while this call is under way.
+        """
+        if final:
+            with self._lock:
+                self._adapters.refuse(revision_id)
         return self._ask(lambda: self._revoke(revision_id))
 
     def drain(self) -> None:
