@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,7 +45,7 @@ OWNERS = {"terse": "acme", "json": "acme", "pirate": "globex"}
 PROMPTS = ("What is the capital of France?", "Why is the sky blue?")
 # Tenant and adapter (None: the base model) of the answers to each prompt.
 ASKED = (("acme", None), ("acme", "terse"), ("acme", "json"), ("globex", "pirate"))
-MAX_TOKENS = 40
+MAX_TOKENS = 32
 
 
 class DemoError(Exception):
@@ -305,38 +307,44 @@ def changed_on_the_way_is_quarantined(data: Path) -> bool:
 
 
 def compare_with_peft(rows: list[Row], base: Path) -> list[Row]:
-    """Returns the rows with `matches_peft` set: greedy decoding by PEFT in float32, one prompt at a time."""
+    """Returns the rows with `matches_peft` set: greedy decoding by PEFT in float32, from the same files."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false")
+    warnings.simplefilter("ignore")
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     torch.set_num_threads(min(2, os.cpu_count() or 1))
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     first, *others = OWNERS
     model = PeftModel.from_pretrained(model, ADAPTERS / first, adapter_name=first)
     for name in others:
         model.load_adapter(ADAPTERS / name, adapter_name=name)
+    model.eval()
+    return [replace(row, matches_peft=peft_greedy(model, row) == row.token_ids) for row in rows]
+
+
+def peft_greedy(model: Any, row: Row) -> list[int]:
+    """Returns what PEFT answers to a row's prompt with its adapter, up to the end token."""
+    import torch
+
+    if row.adapter is not None:
+        model.set_adapter(row.adapter)
+    prompt = torch.tensor([row.prompt_token_ids])
     ends = model.generation_config.eos_token_id
-    ends = set(ends) if isinstance(ends, list) else {ends}
-    compared = []
-    for row in rows:
-        if row.adapter is not None:
-            model.set_adapter(row.adapter)
-        with torch.inference_mode(), model.disable_adapter() if row.adapter is None else contextlib.nullcontext():
-            prompt = torch.tensor([row.prompt_token_ids])
-            output = model.generate(
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=MAX_TOKENS, do_sample=False
-            )
-        expected = output[0, prompt.shape[1] :].tolist()
-        # The end token ends an answer; whether it is reported with it is a matter of taste.
-        same = without_end(expected, ends) == without_end(row.token_ids, ends)
-        compared.append(replace(row, matches_peft=same))
-    return compared
-
-
-def without_end(token_ids: list[int], ends: set[int]) -> list[int]:
-    return token_ids[:-1] if token_ids and token_ids[-1] in ends else token_ids
+    ends = ends if isinstance(ends, list) else [ends]
+    with torch.inference_mode(), model.disable_adapter() if row.adapter is None else contextlib.nullcontext():
+        output = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+            pad_token_id=ends[0],
+        )
+    # The end token ends an answer and is no part of it.
+    return list(itertools.takewhile(lambda token: token not in ends, output[0, prompt.shape[1] :].tolist()))
 
 
 def show(rows: list[Row]) -> None:
