@@ -117,6 +117,10 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
 
+    def validate(self, spec: RequestSpec) -> None:
+        """Raises Refused when a request could never be served, whatever the state."""
+        self._scheduler.validate(spec)
+
     def submit(self, spec: RequestSpec, sink: Sink) -> None:
         """Accept one sequence; `sink` then gets Started?, Tokens*, Ended. Takes its own lease on the revision.
 
@@ -240,9 +244,9 @@ class Engine:
                         break
                 self.step()
         except BaseException as error:  # A bug in the engine: say so, and end every request rather than hang it.
-            self._on_fault(error)
             with self._lock:
                 self._failed = True
+            self._on_fault(error)
         reason = FinishReason.ENGINE_FAULT if self._failed else FinishReason.DRAINING
         self._shut(reason)
 

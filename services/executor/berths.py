@@ -1,0 +1,255 @@
+"""Brings revisions to the device: one load per revision whoever asks, a lease for everyone who waited.
+
+    standing (signed record) -> loader (sealed bytes) -> intake and staging (in a thread) -> pages (by the engine)
+
+The standing is checked again after the bytes have come. A load that nobody waits for any more is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import structlog
+
+from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, EnvelopeError, claimed_payload
+from loraport.bundle.manifest import ManifestError, parse_manifest
+from services.executor.engine.build import Device
+from services.executor.engine.loads import Lease
+from services.executor.engine.staging import Staged
+from services.executor.intake import SignedModule, take_in
+from services.executor.ports import HostBytes, Loader, Registry, Stage
+from services.executor.request import Refused
+from services.executor.wire import refusal
+from services.shared.catalog import RevisionItem
+from services.shared.clock import Clock
+from services.shared.errors import LoraportError
+from services.shared.statements import Record
+
+log = structlog.get_logger()
+
+MAX_STORIES = 4096
+
+
+@dataclass(slots=True)
+class _Load:
+    stages: list[Stage] = field(default_factory=list)
+    waiters: list[asyncio.Future[Lease]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def note(self, stage: Stage) -> None:
+        self.stages.append(stage)
+        self.changed.set()
+
+
+class Berths:
+    """See the module's text. Owned by the event loop."""
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        loader: Loader,
+        registry: Registry,
+        base_id: str,
+        clock: Clock,
+        max_loads: int,
+        timeout_s: float,
+    ) -> None:
+        self._device = device
+        self._loader = loader
+        self._registry = registry
+        self._base_id = base_id
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(max_loads)
+        self._loads: dict[str, _Load] = {}
+        self._stories: dict[str, tuple[Stage, ...]] = {}
+
+    async def hold(self, revision_id: str) -> tuple[Lease, float]:
+        """Return a lease on the revision, and how many milliseconds were spent bringing it here (0: it was here).
+
+        Raises:
+            LoraportError: why it cannot be on the device.
+        """
+        lease = self._device.engine.acquire(revision_id)
+        if lease is not None:
+            return lease, 0.0
+        started = self._clock.monotonic()
+        lease = await self._wait(self._join(revision_id))
+        return lease, (self._clock.monotonic() - started) * 1000
+
+    async def ensure(self, revision_id: str) -> AsyncIterator[Stage]:
+        """Bring the revision to the device and yield the stages of its load as they end, READY last.
+
+        Raises:
+            LoraportError: as `hold`.
+        """
+        lease = self._device.engine.acquire(revision_id)
+        if lease is not None:
+            lease.release()
+            yield Stage("READY", 0.0)
+            return
+        load = self._join(revision_id)
+        waiting = asyncio.create_task(self._wait(load))
+        try:
+            shown = 0
+            while not waiting.done() or shown < len(load.stages):
+                while shown < len(load.stages):
+                    shown += 1
+                    yield load.stages[shown - 1]
+                load.changed.clear()
+                if shown == len(load.stages) and not waiting.done():
+                    turn = asyncio.create_task(load.changed.wait())
+                    await asyncio.wait({waiting, turn}, return_when=asyncio.FIRST_COMPLETED)
+                    turn.cancel()
+            waiting.result().release()
+        finally:
+            waiting.cancel()
+
+    def stages(self, revision_id: str) -> tuple[Stage, ...]:
+        """Return the stages of the load that brought (or brings) a revision here."""
+        load = self._loads.get(revision_id)
+        return tuple(load.stages) if load is not None else self._stories.get(revision_id, ())
+
+    def gone(self, items: Iterable[RevisionItem]) -> None:
+        """Revisions that may serve no longer: stop their loads, end their requests, erase them."""
+        for item in items:
+            load = self._loads.get(item.revision_id)
+            if load is not None and load.task is not None:
+                self._settle(load, LoraportError("REVISION_NOT_ACTIVE"))
+                load.task.cancel()
+            self._device.engine.revoke(item.revision_id, final=item.state == "REVOKED")
+            log.info("revision may serve no longer", revision_id=item.revision_id, state=item.state)
+
+    async def close(self) -> None:
+        """Give up all loads."""
+        tasks = [load.task for load in self._loads.values() if load.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _join(self, revision_id: str) -> _Load:
+        load = self._loads.get(revision_id)
+        if load is None:
+            load = self._loads[revision_id] = _Load()
+            load.task = asyncio.create_task(self._run(revision_id, load))
+        return load
+
+    async def _wait(self, load: _Load) -> Lease:
+        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        load.waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            # The answer may have come in the moment of the cancellation: then the lease is ours to give back.
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                waiter.result().release()
+            raise
+        finally:
+            if waiter in load.waiters:
+                load.waiters.remove(waiter)
+                if not load.waiters and load.task is not None:
+                    load.task.cancel()
+
+    async def _run(self, revision_id: str, load: _Load) -> None:
+        """The load's task: ends with every waiter answered."""
+        try:
+            lease = await self._bring(revision_id, load)
+        except Refused as error:
+            self._settle(load, refusal(error))
+        except LoraportError as error:
+            self._settle(load, error)
+        except asyncio.CancelledError:
+            self._settle(load, LoraportError("DRAINING", "the load was stopped", retry_after_s=1.0))
+            raise
+        except Exception as error:
+            log.error("a load failed unexpectedly", revision_id=revision_id, exc_info=error)
+            self._settle(load, LoraportError("INTERNAL", "the load failed"))
+        else:
+            self._settle(load, None, revision_id)
+            lease.release()
+        finally:
+            if len(self._stories) >= MAX_STORIES:
+                self._stories.clear()
+            self._stories[revision_id] = tuple(load.stages)
+            if self._loads.get(revision_id) is load:
+                del self._loads[revision_id]
+
+    def _settle(self, load: _Load, error: LoraportError | None, revision_id: str = "") -> None:
+        waiters, load.waiters = load.waiters, []
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            lease = self._device.engine.acquire(revision_id) if error is None else None
+            if lease is not None:
+                waiter.set_result(lease)
+            else:
+                waiter.set_exception(error or LoraportError("REVISION_NOT_ACTIVE"))
+        load.changed.set()
+
+    async def _bring(self, revision_id: str, load: _Load) -> Lease:
+        started = self._clock.monotonic()
+        async with self._slots:
+            record = (await self._registry.standing(revision_id)).record
+            if record.base_id != self._base_id:
+                raise LoraportError("WRONG_BASE")
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    host = await self._loader.fetch(revision_id, size_bytes=record.weights_size, on_stage=load.note)
+            except TimeoutError:
+                raise LoraportError("LOADER_UNAVAILABLE", "the loader took too long", retry_after_s=1.0) from None
+            staged = await asyncio.to_thread(self._take_in, record, host)
+            await self._registry.standing(revision_id)
+            lease = await self._place(staged)
+        if lease.times is not None:
+            load.note(Stage("RESERVE", lease.times.reserve_ms))
+            load.note(Stage("TRANSFER", lease.times.transfer_ms, lease.times.size_bytes))
+        load.note(Stage("READY", (self._clock.monotonic() - started) * 1000, record.weights_size))
+        return lease
+
+    def _take_in(self, record: Record, host: HostBytes) -> Staged:
+        """Check the bytes against the signed record and module table, and arrange them; runs in a thread."""
+        try:
+            manifest = parse_manifest(claimed_payload(host.manifest_envelope, payload_type=IN_TOTO_PAYLOAD_TYPE))
+        except (EnvelopeError, ManifestError):
+            raise LoraportError("DIGEST_MISMATCH", "the loader's manifest cannot be read") from None
+        # The registry signed the id, and the id is the digest of the identity: so the table is the signed one.
+        if (manifest.revision_id, manifest.weights_digest) != (record.revision_id, record.weights_digest):
+            raise LoraportError("DIGEST_MISMATCH", "the loader's manifest is of another revision")
+        modules = [SignedModule(m.path, m.rank, m.scaling, m.in_features, m.out_features) for m in manifest.modules]
+        adapter = take_in(
+            host.data,
+            revision_id=record.revision_id,
+            weights_digest=record.weights_digest,
+            weights_size=record.weights_size,
+            modules=modules,
+        )
+        return self._device.stage(adapter)
+
+    async def _place(self, staged: Staged) -> Lease:
+        """Wait for the engine to write the pages; while all pages are in use, for room."""
+        answer = self._device.engine.load(staged)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            _abandon(answer)
+            raise LoraportError("OVERLOADED", "all pages of the adapter pool are in use", retry_after_s=1.0) from None
+        except asyncio.CancelledError:
+            _abandon(answer)
+            raise
+
+
+def _abandon(answer: Future[Lease]) -> None:
+    """Nobody waits for this lease: stop the wait, or give the lease back when it comes."""
+    answer.cancel()
+
+    def give_back(done: Future[Lease]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.result().release()
+
+    answer.add_done_callback(give_back)

@@ -1,0 +1,63 @@
+"""What an executor is told at its start."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.shared.rpc.channels import TlsFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """Fields of the configuration file. Sizes in bytes, times in seconds, addresses `host:port`."""
+
+    # Names this executor in answers, notices and its certificate; an id (a-z, 0-9, hyphens).
+    name: str
+    # Address for peers, with mTLS.
+    listen: str
+    # Directory of the base model: config.json, safetensors, tokenizer.
+    base_dir: str
+    # Id of the base model in the registry; only shown, what counts is the digest of the directory.
+    base_model: str
+    # What the base and the adapters are computed in.
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    # This service's certificate and key, and the two CAs.
+    tls: TlsFiles
+    # Directory of the roles' public keys.
+    trust_dir: str
+    registry_address: str
+    # The loader of this node.
+    loader_address: str
+    # The notice board; empty for none.
+    valkey_url: str = ""
+    # Budget for keys and values of all requests.
+    kv_bytes: int = 384 << 20
+    # Budget for the adapters on the device.
+    pool_bytes: int = 512 << 20
+    # Tokens of a key/value block, and rank rows of an adapter page.
+    block_size: int = 16
+    page_rows: int = 8
+    # Rows and tokens of one step, and requests that may be open at once.
+    max_rows: int = 64
+    max_step_tokens: int = 512
+    max_open: int = 1024
+    # Cap on prompt and answer together; 0 for the base model's own limit.
+    max_context_tokens: int = 4096
+    # Which idle revision leaves when room is needed.
+    eviction: Literal["gdsf-d", "lru"] = "gdsf-d"
+    # Compute threads; 0 for as many as there are cores.
+    threads: int = 0
+    # Loads at a time, how long one may take, and how much of it is copied between two steps while requests run.
+    max_loads: int = 2
+    load_timeout_s: float = 120.0
+    load_bytes_per_step: int = 8 << 20
+    # How long running requests may take to end at shutdown.
+    drain_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        counts = (self.kv_bytes, self.pool_bytes, self.block_size, self.page_rows, self.max_rows, self.max_step_tokens)
+        if min(*counts, self.max_open, self.max_loads, self.load_bytes_per_step) < 1:
+            raise ValueError("budgets, sizes and counts must be at least 1")
+        if self.max_step_tokens < self.max_rows:
+            raise ValueError("max_step_tokens must hold one token of every row, so at least max_rows")
+        if min(self.max_context_tokens, self.threads) < 0 or self.load_timeout_s <= 0 or self.drain_s < 0:
+            raise ValueError("max_context_tokens, threads and drain_s are not negative, load_timeout_s is above 0")

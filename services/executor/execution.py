@@ -1,0 +1,57 @@
+"""One Execute call: its answers run side by side in the engine, their events come together here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from services.executor.engine.loop import Engine, Sink
+from services.executor.request import Ended, Event, Refused, RequestSpec
+
+
+class Execution:
+    """Submits the answers of one request and yields their events. `close` cancels what still runs; safe to repeat."""
+
+    def __init__(self, engine: Engine, specs: Sequence[RequestSpec]) -> None:
+        self._engine = engine
+        self._specs = specs
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._open: set[str] = set()
+
+    def submit(self) -> None:
+        """Hand all answers to the engine.
+
+        Raises:
+            Refused: one was not accepted; none runs then.
+        """
+        for index, spec in enumerate(self._specs):
+            try:
+                self._engine.submit(spec, self._sink(index))
+            except Refused:
+                self.close()
+                raise
+            self._open.add(spec.request_id)
+
+    def _sink(self, index: int) -> Sink:
+        def sink(event: Event) -> None:  # on the device thread
+            try:
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+            except RuntimeError:  # The event loop has closed: nobody is there to be told.
+                return
+
+        return sink
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """Yield (answer, event) until every answer has ended."""
+        while self._open:
+            index, event = await self._events.get()
+            if isinstance(event, Ended):
+                self._open.discard(event.request_id)
+            yield index, event
+
+    def close(self) -> None:
+        """Cancel every answer that has not ended."""
+        for request_id in self._open:
+            self._engine.cancel(request_id)
+        self._open.clear()

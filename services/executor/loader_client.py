@@ -1,0 +1,80 @@
+"""The port to the loader over gRPC: EnsureHost, then ReadBlob, then the lease is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import grpc
+
+from loraport.loader.v1 import loader_service_pb2 as pb
+from loraport.loader.v1.loader_service_pb2_grpc import LoaderServiceStub
+from loraport.types.v1 import types_pb2
+from services.executor.ports import HostBytes, Stage
+from services.shared.errors import LoraportError
+from services.shared.rpc.status import from_rpc_error
+
+RELEASE_S = 5.0
+_UNAVAILABLE = "LOADER_UNAVAILABLE"
+
+
+class LoaderClient:
+    """The port `Loader` over one channel, which it closes."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float) -> None:
+        self._channel = channel
+        self._stub = LoaderServiceStub(channel)
+        self._timeout_s = timeout_s
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def fetch(self, revision_id: str, *, size_bytes: int, on_stage: Callable[[Stage], None]) -> HostBytes:
+        try:
+            lease = await self._ensure(revision_id, on_stage)
+            try:
+                if lease.size_bytes != size_bytes:
+                    raise LoraportError("DIGEST_MISMATCH", "the loader holds a file of another size")
+                data = await self._read(lease.lease_id, size_bytes)
+            finally:
+                # Not awaited: a lost release costs the loader a lease that expires, not this load its time.
+                task = asyncio.create_task(self._release(lease.lease_id))
+                self._releases.add(task)
+                task.add_done_callback(self._releases.discard)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, unavailable=_UNAVAILABLE) from None
+        return HostBytes(data, lease.manifest_envelope)
+
+    async def _ensure(self, revision_id: str, on_stage: Callable[[Stage], None]) -> pb.HostLease:
+        call = self._stub.EnsureHost(pb.EnsureHostRequest(revision_id=revision_id), timeout=self._timeout_s)
+        lease: pb.HostLease | None = None
+        async for response in call:
+            if response.WhichOneof("event") == "lease":
+                lease = response.lease
+            else:
+                name = types_pb2.LoadStage.Name(response.stage.stage).removeprefix("LOAD_STAGE_")
+                on_stage(Stage(name, response.stage.elapsed_ms, response.stage.size_bytes))
+        if lease is None:
+            raise LoraportError(_UNAVAILABLE, "the loader ended without a lease", retry_after_s=1.0)
+        return lease
+
+    async def _read(self, lease_id: str, size_bytes: int) -> bytearray:
+        """Fills one buffer of the signed size; what is more or less than that is refused."""
+        data, position = bytearray(size_bytes), 0
+        async for piece in self._stub.ReadBlob(pb.ReadBlobRequest(lease_id=lease_id), timeout=self._timeout_s):
+            end = position + len(piece.data)
+            if end > size_bytes:
+                raise LoraportError("DIGEST_MISMATCH", "the loader sent more bytes than the record says")
+            data[position:end] = piece.data
+            position = end
+        if position != size_bytes:
+            raise LoraportError("DIGEST_MISMATCH", f"the loader sent {position} of {size_bytes} bytes")
+        return data
+
+    async def _release(self, lease_id: str) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            await self._stub.ReleaseHost(pb.ReleaseHostRequest(lease_id=lease_id), timeout=RELEASE_S)
+
+    async def close(self) -> None:
+        """Waits for leases to be given back and closes the channel."""
+        await asyncio.gather(*self._releases, return_exceptions=True)
+        await self._channel.close()

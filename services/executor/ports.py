@@ -1,0 +1,59 @@
+"""The outside world of an executor, as small protocols. Only `LoraportError` crosses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.shared.statements import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a load that has ended; `name` is a word of LoadStage, without its prefix."""
+
+    name: str
+    elapsed_ms: float
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostBytes:
+    """A weights file from the loader, and the manifest that says what it means. Nothing of it is verified yet."""
+
+    data: bytearray
+    manifest_envelope: bytes
+
+
+class Loader(Protocol):
+    """The loader of this node."""
+
+    async def fetch(self, revision_id: str, *, size_bytes: int, on_stage: Callable[[Stage], None]) -> HostBytes:
+        """Return the sealed bytes of a revision, `size_bytes` of them; `on_stage` hears of the loader's stages.
+
+        Raises:
+            LoraportError: the loader's own reason, LOADER_UNAVAILABLE, or DIGEST_MISMATCH for another size.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the registry says of an ACTIVE revision: its signed record, and the tenants that it is shared with."""
+
+    record: Record
+    shared_tenants: frozenset[str]
+
+    def serves(self, tenant: str) -> bool:
+        return tenant == self.record.tenant or tenant in self.shared_tenants
+
+
+class Registry(Protocol):
+    """What this executor knows of revisions."""
+
+    async def standing(self, revision_id: str) -> Standing:
+        """Return the standing of an ACTIVE revision.
+
+        Raises:
+            LoraportError: REVISION_NOT_ACTIVE; REGISTRY_UNAVAILABLE when it is not known here and cannot be asked.
+        """

@@ -1,0 +1,69 @@
+"""The port to the registry: its catalog, followed, and the records in it, whose signatures are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+import structlog
+
+from services.executor.ports import Standing
+from services.shared.catalog import RevisionItem, verified_record
+from services.shared.catalog_client import CatalogClient
+from services.shared.errors import LoraportError
+from services.shared.statements import StatementError, TrustedKeys
+
+log = structlog.get_logger()
+
+# A miss first makes the catalog as new as the registry; this is how long that may take.
+CATCH_UP_S = 2.0
+
+
+class RegistryClient:
+    """The port `Registry` over one channel, which it closes."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, trusted: TrustedKeys, on_gone: Callable[[list[RevisionItem]], None]
+    ) -> None:
+        self._channel = channel
+        self._trusted = trusted
+        self._catalog = CatalogClient(channel, artefacts_only=True, on_gone=self._gone)
+        self._on_gone = on_gone
+        # An item is replaced, never changed, so what was checked for this very item holds for it.
+        self._checked: dict[str, tuple[RevisionItem, Standing]] = {}
+
+    def start(self) -> None:
+        """Begins to follow the catalog, in the running event loop."""
+        self._catalog.start()
+
+    async def standing(self, revision_id: str) -> Standing:
+        item = self._catalog.view.revisions.get(revision_id)
+        if item is None or item.state != "ACTIVE":
+            fresh = await self._catalog.catch_up(CATCH_UP_S) and await self._catalog.wait_synced(CATCH_UP_S)
+            if not fresh:
+                raise LoraportError("REGISTRY_UNAVAILABLE", retry_after_s=1.0)
+            item = self._catalog.view.revisions.get(revision_id)
+        if item is None or item.state != "ACTIVE":
+            raise LoraportError("REVISION_NOT_ACTIVE")
+        known = self._checked.get(revision_id)
+        if known is None or known[0] is not item:
+            known = self._checked[revision_id] = (item, self._check(item))
+        return known[1]
+
+    def _check(self, item: RevisionItem) -> Standing:
+        try:
+            record = verified_record(item, self._trusted)
+        except StatementError as error:
+            log.error("a record of the catalog proves nothing", revision_id=item.revision_id, why=str(error))
+            raise LoraportError("REVISION_NOT_ACTIVE", "the revision has no valid record") from None
+        return Standing(record, item.shared_tenants)
+
+    def _gone(self, items: list[RevisionItem]) -> None:
+        for item in items:
+            self._checked.pop(item.revision_id, None)
+        self._on_gone(items)
+
+    async def close(self) -> None:
+        """Stops following and closes the channel."""
+        await self._catalog.stop()
+        await self._channel.close()

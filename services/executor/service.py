@@ -1,0 +1,181 @@
+"""Puts an executor together from its configuration, and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from loraport.bundle.base import base_id
+from loraport.bundle.base_dir import BaseModelError, read_base_dir
+from loraport.executor.v1.executor_service_pb2_grpc import add_ExecutorServiceServicer_to_server
+from services.executor.berths import Berths
+from services.executor.config import ExecutorConfig
+from services.executor.engine.build import Device, EngineSizes, open_device
+from services.executor.engine.loop import EngineOptions
+from services.executor.loader_client import LoaderClient
+from services.executor.model.interface import ModelUnsupported
+from services.executor.registry_client import RegistryClient
+from services.executor.reporter import Reporter
+from services.executor.servicer import ExecutorServicer, Identity
+from services.shared.board import Board
+from services.shared.catalog import RevisionItem
+from services.shared.clock import Clock, SystemClock
+from services.shared.config import ConfigError
+from services.shared.names import is_id
+from services.shared.rpc.channels import peer_channel
+from services.shared.rpc.identity import CertificateAuthorities
+from services.shared.rpc.server import Server
+from services.shared.trust import TrustError, TrustStore
+
+log = structlog.get_logger()
+
+WATCH_S = 0.5
+
+
+class ExecutorService:
+    """An executor process: one address, one base, one device thread."""
+
+    def __init__(self, config: ExecutorConfig, *, trust: TrustStore, clock: Clock) -> None:
+        self._config = config
+        self._trust = trust
+        self._clock = clock
+        self._server = Server(CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca))
+        self._loader = LoaderClient(peer_channel(config.loader_address, config.tls), timeout_s=config.load_timeout_s)
+        self._registry = RegistryClient(
+            peer_channel(config.registry_address, config.tls), trusted=trust.keys("registry"), on_gone=self._gone
+        )
+        self._board = Board(config.valkey_url)
+        self._device: Device | None = None
+        self._berths: Berths | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Takes the address, loads the base (seconds), then serves.
+
+        Raises:
+            OSError: the address cannot be used.
+            ConfigError: the base cannot be served.
+        """
+        config = self._config
+        key, certificate = config.tls.read()
+        self.port = self._server.listen(config.listen, key=key, certificate=certificate, clients=True)
+        device, base = await asyncio.to_thread(self._open)
+        self._device = device
+        identity = Identity(
+            name=config.name,
+            base_model=config.base_model,
+            base_id=base,
+            epoch=int(self._clock.now() * 1000),
+            dtype=config.dtype,
+        )
+        self._berths = Berths(
+            device,
+            loader=self._loader,
+            registry=self._registry,
+            base_id=base,
+            clock=self._clock,
+            max_loads=config.max_loads,
+            timeout_s=config.load_timeout_s,
+        )
+        servicer = ExecutorServicer(
+            device,
+            self._berths,
+            registry=self._registry,
+            routers=self._trust.keys("router"),
+            identity=identity,
+            clock=self._clock,
+        )
+        self._server.add(add_ExecutorServiceServicer_to_server, servicer)
+        device.engine.start()
+        self._registry.start()
+        reporter = Reporter(
+            self._board,
+            device.engine.state,
+            executor=config.name,
+            base_id=base,
+            epoch=identity.epoch,
+            clock=self._clock,
+        )
+        self._reporting = asyncio.create_task(reporter.run())
+        await self._server.start()
+
+    def _open(self) -> tuple[Device, str]:
+        config, directory = self._config, Path(self._config.base_dir)
+        started = self._clock.monotonic()
+        log.info("reading the base model", base_model=config.base_model)
+        sizes = EngineSizes(
+            kv_bytes=config.kv_bytes,
+            pool_bytes=config.pool_bytes,
+            block_size=config.block_size,
+            page_rows=config.page_rows,
+            max_rows=config.max_rows,
+            max_step_tokens=config.max_step_tokens,
+            max_waiting=config.max_open,
+            eviction=config.eviction,
+        )
+        try:
+            base = base_id(read_base_dir(directory))
+            log.info("loading the base model", base_model=config.base_model, base_id=base, dtype=config.dtype)
+            device = open_device(
+                directory,
+                base_digest=base,
+                dtype=config.dtype,
+                sizes=sizes,
+                clock=self._clock.monotonic,
+                options=EngineOptions(load_bytes_per_step=config.load_bytes_per_step),
+                on_fault=_on_fault,
+                max_context=config.max_context_tokens or None,
+                threads=config.threads,
+            )
+        except (BaseModelError, ModelUnsupported, ValueError) as error:
+            raise ConfigError(f"the base model cannot be served: {error}") from None
+        log.info("base model loaded", seconds=round(self._clock.monotonic() - started, 1))
+        return device, base
+
+    async def stop(self) -> None:
+        """Accepts nothing new, lets requests end for `drain_s`, then ends the rest and the device thread."""
+        device = self._device
+        if device is not None:
+            device.engine.drain()
+        await self._server.stop(self._config.drain_s)
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
+        if self._berths is not None:
+            await self._berths.close()
+        if device is not None:
+            await asyncio.to_thread(device.engine.close)
+        await self._registry.close()
+        await self._loader.close()
+        await self._board.close()
+
+    async def failed(self) -> None:
+        """Returns when the device thread has ended by a fault."""
+        while self._device is None or not self._device.engine.state().failed:
+            await asyncio.sleep(WATCH_S)
+
+    def _gone(self, items: list[RevisionItem]) -> None:
+        if self._berths is not None:
+            self._berths.gone(items)
+
+
+def _on_fault(error: BaseException) -> None:
+    log.error("a fault on the device thread", exc_info=error)
+
+
+async def build(config: ExecutorConfig) -> ExecutorService:
+    """Returns the service of a configuration, not started yet.
+
+    Raises:
+        ConfigError, OSError: something that the configuration names cannot be used.
+    """
+    if not is_id(config.name):
+        raise ConfigError(f"name must be an id, not {config.name!r:.80}")
+    try:
+        trust = TrustStore.load(config.trust_dir)
+    except TrustError as error:
+        raise ConfigError(str(error)) from None
+    return ExecutorService(config, trust=trust, clock=SystemClock())

@@ -1,0 +1,223 @@
+"""`ExecutorService`: tickets and protocol buffers at the door, plain values inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from loraport.bundle.digest import is_digest
+from loraport.executor.v1 import executor_service_pb2 as pb
+from loraport.executor.v1.executor_service_pb2_grpc import ExecutorServiceServicer
+from services.executor import wire
+from services.executor.berths import Berths
+from services.executor.engine.build import Device
+from services.executor.engine.loop import EngineState
+from services.executor.execution import Execution
+from services.executor.ports import Registry
+from services.executor.request import Ended, RefusalReason, Refused, RequestSpec, Started, Tokens
+from services.shared.clock import Clock
+from services.shared.errors import LoraportError
+from services.shared.prefix_hash import tenant_salt
+from services.shared.statements import StatementError, Ticket, TrustedKeys, open_ticket
+
+# A device call is answered this long before its deadline, so that the answer still arrives.
+MARGIN_S = 0.2
+POLL_S = 0.05
+MAX_RANK = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this executor is: its names, the id of its base, the process's start counter."""
+
+    name: str
+    base_model: str
+    base_id: str
+    epoch: int
+    dtype: str
+
+
+class ExecutorServicer(ExecutorServiceServicer):
+    """The executor's calls. `Probe` is not built yet and answers UNIMPLEMENTED."""
+
+    def __init__(
+        self,
+        device: Device,
+        berths: Berths,
+        *,
+        registry: Registry,
+        routers: TrustedKeys,
+        identity: Identity,
+        clock: Clock,
+    ) -> None:
+        self._device = device
+        self._engine = device.engine
+        self._berths = berths
+        self._registry = registry
+        self._routers = routers
+        self._identity = identity
+        self._clock = clock
+
+    async def Execute(self, request: pb.ExecuteRequest, context: Any) -> AsyncIterator[pb.ExecuteResponse]:
+        ticket = await self._admit(request)
+        specs = self._specs(request, ticket, context.time_remaining())
+        execution = Execution(self._engine, specs)
+        # Fires however the call ends, also when the client vanishes while this generator is suspended.
+        context.add_done_callback(lambda _: execution.close())
+        try:
+            load_ms = await self._submit(execution, request.revision_id)
+            async with contextlib.aclosing(self._answer(execution, request.revision_id, load_ms)) as answer:
+                async for response in answer:
+                    yield response
+        finally:
+            execution.close()
+
+    async def _admit(self, request: pb.ExecuteRequest) -> Ticket:
+        """The ticket must be of a router, of now, and of exactly this revision, base and tenant."""
+        try:
+            ticket = open_ticket(request.ticket, self._routers, now=self._clock.now())
+        except StatementError as error:
+            raise LoraportError("INVALID_TICKET", f"the ticket is not valid: {error}") from None
+        if ticket.revision_id != request.revision_id:
+            raise LoraportError("INVALID_TICKET", "the ticket is for another revision")
+        if ticket.base_id != self._identity.base_id:
+            raise LoraportError("WRONG_BASE", "the ticket is for another base model")
+        if request.revision_id:
+            standing = await self._registry.standing(_revision_id(request.revision_id))
+            if not standing.serves(ticket.tenant):
+                raise LoraportError("INVALID_TICKET", "the revision is not one of the ticket's tenant")
+            if standing.record.base_id != self._identity.base_id:
+                raise LoraportError("WRONG_BASE")
+        return ticket
+
+    def _specs(self, request: pb.ExecuteRequest, ticket: Ticket, remaining: float | None) -> list[RequestSpec]:
+        """Everything that can be refused is refused before anything is loaded."""
+        specs = wire.specs_from_proto(
+            request,
+            request_id=ticket.request_id,
+            salt=tenant_salt(ticket.tenant),
+            max_length=self._engine.max_length,
+            deadline=None if remaining is None else self._clock.monotonic() + remaining,
+            make_seed=lambda: secrets.randbits(63),
+        )
+        try:
+            for spec in specs:
+                self._engine.validate(spec)
+        except Refused as error:
+            raise wire.refusal(error) from None
+        return specs
+
+    async def _submit(self, execution: Execution, revision_id: str) -> float:
+        """Bring the revision here, then hand the answers in. Returns the milliseconds of the load."""
+        spent = 0.0
+        for last in (False, True):
+            lease = None
+            try:
+                if revision_id:
+                    lease, load_ms = await self._berths.hold(revision_id)
+                    spent += load_ms
+                execution.submit()
+                return spent
+            except Refused as error:
+                # Evicted by hand between its load and its use: load it once more.
+                if last or error.reason is not RefusalReason.NOT_RESIDENT:
+                    raise wire.refusal(error) from None
+            finally:
+                if lease is not None:
+                    lease.release()
+        raise AssertionError("unreachable")
+
+    async def _answer(
+        self, execution: Execution, revision_id: str, load_ms: float
+    ) -> AsyncIterator[pb.ExecuteResponse]:
+        begun = False
+        async for index, event in execution.events():
+            match event:
+                case Started() if not begun:
+                    begun = True
+                    yield pb.ExecuteResponse(
+                        started=pb.ExecuteResponse.Started(
+                            revision_id=revision_id,
+                            base_id=self._identity.base_id,
+                            load_ms=load_ms,
+                            queue_ms=event.queue_s * 1000,
+                        )
+                    )
+                case Tokens():
+                    yield wire.tokens_to_proto(index, event)
+                case Ended() if event.reason.is_answer:
+                    yield wire.finished_to_proto(index, event)
+                case Ended():
+                    raise wire.failure(event.reason)
+
+    async def EnsureDevice(
+        self, request: pb.EnsureDeviceRequest, context: Any
+    ) -> AsyncIterator[pb.EnsureDeviceResponse]:
+        async with contextlib.aclosing(self._berths.ensure(_revision_id(request.revision_id))) as stages:
+            async for stage in stages:
+                yield pb.EnsureDeviceResponse(stage=wire.stage_to_proto(stage))
+
+    async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
+        try:
+            held = await asyncio.wrap_future(self._engine.evict(_revision_id(request.revision_id)))
+        except Refused as error:
+            raise wire.refusal(error) from None
+        if held is None:
+            raise LoraportError("REVISION_NOT_RESIDENT")
+        return pb.EvictResponse(evicted=held == 0, lease_count=held)
+
+    async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeResponse:
+        raise LoraportError("NOT_IMPLEMENTED")
+
+    async def State(self, request: pb.StateRequest, context: Any) -> pb.StateResponse:
+        state = self._engine.state()
+        return pb.StateResponse(
+            executor=self._identity.name,
+            base_id=self._identity.base_id,
+            base_model=f"baseModels/{self._identity.base_model}",
+            epoch=self._identity.epoch,
+            sequence=state.changes,
+            state=_state_word(state),
+            revisions=[
+                pb.DeviceRevision(
+                    revision_id=r.revision_id,
+                    state=r.state.name,
+                    size_bytes=r.size_bytes,
+                    lease_count=r.leases,
+                    stages=[wire.stage_to_proto(s) for s in self._berths.stages(r.revision_id)],
+                )
+                for r in state.residents
+            ],
+            queued_count=state.waiting,
+            running_count=state.running,
+            kv_used_block_count=state.kv_total - state.kv_free - state.kv_cached,
+            kv_block_count=state.kv_total,
+            pool_used_bytes=(state.page_count - state.free_pages) * state.page_bytes,
+            pool_size_bytes=state.page_count * state.page_bytes,
+            max_rank=min(MAX_RANK, self._device.max_rank),
+            dtype=self._identity.dtype,
+            max_context_tokens=self._engine.max_length,
+            step_count=state.steps,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
+        self._engine.drain()
+        while self._engine.state().open_requests and context.time_remaining() > MARGIN_S:
+            await asyncio.sleep(POLL_S)
+        return pb.DrainResponse(running_count=self._engine.state().open_requests)
+
+
+def _state_word(state: EngineState) -> str:
+    if state.failed:
+        return "FAILED"
+    return "DRAINING" if state.draining else "SERVING"
+
+
+def _revision_id(value: str) -> str:
+    if not is_digest(value):
+        raise LoraportError("INVALID_REQUEST", "revision_id must be sha256:<64 hex>", subject="revision_id")
+    return value
