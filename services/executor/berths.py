@@ -8,7 +8,7 @@ The standing is checked again after the bytes have come. A load that nobody wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -82,7 +82,7 @@ class Berths:
         lease = await self._wait(self._join(revision_id))
         return lease, (self._clock.monotonic() - started) * 1000
 
-    async def ensure(self, revision_id: str) -> AsyncIterator[Stage]:
+    async def ensure(self, revision_id: str) -> AsyncGenerator[Stage, None]:
         """Bring the revision to the device and yield the stages of its load as they end, READY last.
 
         Raises:

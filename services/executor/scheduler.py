@@ -17,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+from services.executor.block_tables import BlockTables
 from services.executor.kv_blocks import BlockPool
 from services.executor.plan import Plan, Row, RowResult, SchedulerLimits, StepResult
 from services.executor.request import (
@@ -33,7 +34,6 @@ from services.executor.request import (
     Tokens,
     Usage,
 )
-from services.shared.prefix_hash import block_hash, prefix_root
 
 
 class Scheduler:
@@ -50,7 +50,7 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         self.blocks = blocks
-        self._base_digest = base_digest
+        self._tables = BlockTables(blocks, base_digest=base_digest)
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._waiting: list[Request] = []
@@ -163,8 +163,7 @@ class Scheduler:
         """Plan `count` tokens of a running request, taking blocks from later ones when there are none left."""
         if count < 1 or request.state is State.WAITING:
             return
-        need = self.blocks.blocks_for(request.computed + count) - len(request.blocks)
-        while need > self.blocks.available:
+        while self._tables.lack(request, request.computed + count) > self.blocks.available:
             victim = self._last_unplanned(step)
             if victim is None:
                 return
@@ -172,16 +171,13 @@ class Scheduler:
             step.preempted = True
             if victim is request:
                 return
-        self._place(request, count, need, step)
+        self._place(request, count, step)
 
-    def _place(self, request: Request, count: int, need: int, step: _Step) -> None:
-        fresh = self.blocks.allocate(need) if need > 0 else []
-        assert fresh is not None
-        request.blocks.extend(fresh)
-        step.fresh.extend(fresh)
+    def _place(self, request: Request, count: int, step: _Step) -> None:
+        end = request.computed + count
+        step.fresh.extend(self._tables.extend(request, end))
         step.budget -= count
         step.planned.add(request.spec.request_id)
-        end = request.computed + count
         sampling = request.spec.sampling
         history = (request.spec.prompt, tuple(request.output)) if sampling.has_penalties else None
         step.rows.append(
@@ -208,31 +204,21 @@ class Scheduler:
         request.move(Move.PREEMPT, cause=f"step {self._step}: no blocks")
         request.preemptions += 1
         self.preemptions += 1
-        self._drop_blocks(request)
+        self._tables.drop(request)
         self._running.remove(request)
         self._waiting.append(request)
-
-    def _drop_blocks(self, request: Request) -> None:
-        self.blocks.release(request.blocks)
-        request.blocks = []
-        request.published = 0
-        request.computed = 0
 
     def _admit(self, now: float, step: _Step) -> None:
         self._waiting.sort(key=lambda r: r.order)
         while self._waiting and len(self._running) < self.limits.max_rows and step.budget > 0:
             request = self._waiting[0]
-            shared = self._match(request)
-            cached = len(shared) * self.blocks.block_size
-            count = min(request.length - cached, step.budget)
-            if self.blocks.blocks_for(request.length) - len(shared) + self._owed() > self.blocks.available:
-                self.blocks.release(shared)
+            cached = self._tables.share(request)
+            need = self._tables.lack(request, request.length) + self._tables.owed(self._running)
+            if need > self.blocks.available:
+                self._tables.drop(request)
                 return
             self._waiting.pop(0)
             request.move(Move.ADMIT, cause=f"step {self._step}")
-            request.blocks = list(shared)
-            request.published = len(shared)
-            request.computed = cached
             if request.admitted_at is None:
                 request.admitted_at = now
                 request.prefix_hit_tokens = cached
@@ -244,30 +230,7 @@ class Scheduler:
                     )
                 )
             self._running.append(request)
-            self._place(request, count, self.blocks.blocks_for(cached + count) - len(shared), step)
-
-    def _match(self, request: Request) -> list[int]:
-        """Take references on cached blocks of the request's prefix; at least one token stays to be computed."""
-        self._name(request, (request.length - 1) // self.blocks.block_size)
-        shared = self.blocks.match(request.chain[: (request.length - 1) // self.blocks.block_size])
-        self.blocks.acquire(shared)
-        return shared
-
-    def _owed(self) -> int:
-        """Blocks that running requests still need for tokens they already know, at least one each."""
-        return sum(max(1, self.blocks.blocks_for(r.length) - len(r.blocks)) for r in self._running)
-
-    def _name(self, request: Request, count: int) -> None:
-        """Extend the request's chain to `count` names."""
-        size = self.blocks.block_size
-        while len(request.chain) < count:
-            start = len(request.chain) * size
-            parent = request.chain[-1] if request.chain else self._root(request)
-            request.chain.append(block_hash(parent, request.tokens(start, start + size)))
-
-    def _root(self, request: Request) -> bytes:
-        spec = request.spec
-        return prefix_root(base_digest=self._base_digest, revision_id=spec.revision_id, salt=spec.salt)
+            self._place(request, min(request.pending, step.budget), step)
 
     def commit(self, plan: Plan, result: StepResult, *, now: float) -> tuple[Event, ...]:
         """Take the step's results, publish full blocks, end what is done. Returns all events since the last call.
@@ -286,7 +249,7 @@ class Scheduler:
             request.distinct_adapters = max(request.distinct_adapters, distinct)
             request.computed = row.end
             if outcome.failure is None:
-                self._publish(request)
+                self._tables.publish(request)
             if request.state is State.PREFILL and row.sample:
                 request.move(Move.PREFILLED, cause=f"step {plan.step}")
             self._take(request, outcome)
@@ -295,20 +258,13 @@ class Scheduler:
     def fault(self, plan: Plan) -> tuple[Event, ...]:
         """The device failed on this plan: end its requests with ENGINE_FAULT and trust nothing it wrote."""
         for request in [self._by_id[row.request_id] for row in plan.rows if row.request_id in self._by_id]:
-            self.blocks.discard(request.blocks)
+            self._tables.distrust(request)
             self._finish(request, FinishReason.ENGINE_FAULT)
         return self.take_events()
 
-    def _publish(self, request: Request) -> None:
-        full = request.computed // self.blocks.block_size
-        self._name(request, full)
-        for index in range(request.published, full):
-            self.blocks.publish(request.blocks[index], request.chain[index], owner=request.spec.revision_id)
-        request.published = full
-
     def _take(self, request: Request, outcome: RowResult) -> None:
         if outcome.failure is not None:
-            self.blocks.discard(request.blocks)
+            self._tables.distrust(request)
             self._finish(request, outcome.failure)
             return
         if outcome.token is None:
@@ -344,7 +300,7 @@ class Scheduler:
         else:
             self._running.remove(request)
         request.move(Move.END, cause=reason)
-        self._drop_blocks(request)
+        self._tables.drop(request)
         del self._by_id[request.spec.request_id]
         usage = Usage(
             prompt_tokens=len(request.spec.prompt),

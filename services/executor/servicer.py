@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ class ExecutorServicer(ExecutorServiceServicer):
 
     async def _answer(
         self, execution: Execution, revision_id: str, load_ms: float
-    ) -> AsyncIterator[pb.ExecuteResponse]:
+    ) -> AsyncGenerator[pb.ExecuteResponse, None]:
         begun = False
         async for index, event in execution.events():
             match event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.types.v1 import types_pb2
@@ -46,6 +47,7 @@ _FAILURES = {
     FinishReason.DRAINING: "DRAINING",
     FinishReason.NON_FINITE_LOGITS: "NON_FINITE_LOGITS",
 }
+_STAGES: dict[str, Any] = {name.removeprefix("LOAD_STAGE_"): value for name, value in types_pb2.LoadStage.items()}
 _RETRY = frozenset({"OVERLOADED", "DRAINING"})
 
 
@@ -165,7 +167,7 @@ def _logprob(token: int, value: Logprob) -> types_pb2.PositionLogprobs:
 def stage_to_proto(stage: Stage) -> types_pb2.StageReport:
     """Return a stage report."""
     return types_pb2.StageReport(
-        stage=types_pb2.LoadStage.Value(f"LOAD_STAGE_{stage.name}"),
+        stage=_STAGES[stage.name],
         elapsed_ms=stage.elapsed_ms,
         size_bytes=stage.size_bytes,
     )
