@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loraport import Client, LoraportError, NotFoundError, UnauthenticatedError
-from tests.e2e.harness import Stack, publish
+from tests.e2e.harness import Stack, add_tenant, publish
 
 pytestmark = pytest.mark.e2e
 
@@ -18,8 +18,9 @@ SOON_S = 20
 
 @pytest.fixture(scope="module")
 def served(stack: Stack, cases_dir: Path) -> str:
-    """An adapter of acme that serves."""
-    publish(stack, cases_dir / "bundles" / "alpha_1", "acme", "steady")
+    """An adapter of initech that serves."""
+    add_tenant(stack, "initech")
+    publish(stack, cases_dir / "bundles" / "alpha_1", "initech", "steady")
     return "steady"
 
 
@@ -27,7 +28,7 @@ def served(stack: Stack, cases_dir: Path) -> str:
 def stays_healthy(stack: Stack, served: str) -> object:
     """After every fault the stack still answers."""
     yield
-    answer = stack.ok("generate", "a", "--tenant", "acme", "--adapter", served, "--max-tokens", "2")
+    answer = stack.ok("generate", "a", "--tenant", "initech", "--adapter", served, "--max-tokens", "2")
     assert len(answer["token_ids"]) <= 2
 
 
@@ -72,7 +73,7 @@ def ids(count: int) -> str:
 )
 def test_a_bad_request_is_one_line_with_its_reason(stack: Stack, arguments: list[str], reason: str) -> None:
     started = time.monotonic()
-    answer = stack.cli("generate", "--tenant", "acme", *arguments)
+    answer = stack.cli("generate", "--tenant", "initech", *arguments)
     assert time.monotonic() - started < SOON_S
     assert answer.code == 1, answer
     assert answer.error.split(":")[0] in reason.split("|")
@@ -111,14 +112,14 @@ def test_a_revoked_key_is_refused_from_then_on(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["tenant", "create", "acme"], "TENANT_EXISTS"),
+        (["tenant", "create", "initech"], "TENANT_EXISTS"),
         (["tenant", "create", "Not_An_Id"], "INVALID_NAME"),
         (["key", "create", "--tenant", "nobody"], "TENANT_NOT_FOUND"),
-        (["adapter", "show", "acme/unknown"], "ADAPTER_NOT_FOUND"),
-        (["adapter", "approve", "acme/unknown"], "ADAPTER_NOT_FOUND"),
+        (["adapter", "show", "initech/unknown"], "ADAPTER_NOT_FOUND"),
+        (["adapter", "approve", "initech/unknown"], "ADAPTER_NOT_FOUND"),
         (["adapter", "revoke", "sha256:" + "0" * 64], "REVISION_NOT_FOUND"),
-        (["alias", "set", "acme/steady", "prod", "--revision", "sha256:" + "0" * 64], "REVISION_NOT_FOUND"),
-        (["alias", "delete", "acme/steady", "unknown"], "ALIAS_NOT_FOUND"),
+        (["alias", "set", "initech/steady", "prod", "--revision", "sha256:" + "0" * 64], "REVISION_NOT_FOUND"),
+        (["alias", "delete", "initech/steady", "unknown"], "ALIAS_NOT_FOUND"),
     ],
 )
 def test_admin_faults_are_one_line_with_their_reason(stack: Stack, arguments: list[str], reason: str) -> None:
@@ -128,7 +129,7 @@ def test_admin_faults_are_one_line_with_their_reason(stack: Stack, arguments: li
 
 
 def register(stack: Stack, directory: Path, *more: str) -> str:
-    arguments = ("--tenant", "acme", "--name", "broken", "--base", "tiny", *more)
+    arguments = ("--tenant", "initech", "--name", "broken", "--base", "tiny", *more)
     answer = stack.cli("adapter", "register", str(directory), *arguments)
     assert answer.code == 1, answer
     return answer.error
@@ -153,14 +154,14 @@ def test_directories_that_cannot_be_read_are_named(stack: Stack, tmp_path: Path)
 
 def test_an_unknown_base_or_signer_is_named(stack: Stack, cases_dir: Path) -> None:
     bundle = cases_dir / "bundles" / "alpha_1"
-    arguments = ("--tenant", "acme", "--name", "x", "--base", "unknown")
+    arguments = ("--tenant", "initech", "--name", "x", "--base", "unknown")
     assert stack.cli("adapter", "register", str(bundle), *arguments).error.startswith("BASE_MODEL_NOT_FOUND")
-    assert "loraport signer create --tenant acme" in register(stack, bundle, "--signer", "unknown")
+    assert "loraport signer create --tenant initech" in register(stack, bundle, "--signer", "unknown")
 
 
 def test_a_revoked_revision_stops_serving(stack: Stack, cases_dir: Path) -> None:
-    made = publish(stack, cases_dir / "bundles" / "alpha_64", "acme", "doomed")
-    with Client.local(stack.data, tenant="acme") as client:
+    made = publish(stack, cases_dir / "bundles" / "alpha_64", "initech", "doomed")
+    with Client.local(stack.data, tenant="initech") as client:
         assert client.generate("a", adapter="doomed", max_tokens=1).revision_id == made["revision_id"]
         stack.ok("adapter", "revoke", made["revision_id"], "--reason", "test")
         error = first_failure(lambda: client.generate("a", adapter="doomed", max_tokens=1))

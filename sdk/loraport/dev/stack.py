@@ -5,7 +5,9 @@ registers the base models. What was started is on disk before anything is waited
 killed is found and ended by the next `up` or `down`. Whatever fails on the way, nothing is left running.
 """
 
+import contextlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from loraport.dev.state import StackState, forget, locked, read_state, write_sta
 from loraport.errors import LoraportError
 
 READY_TIMEOUT_S = 300.0
+PLACEABLE_TIMEOUT_S = 30.0
 DRAIN_S = 25.0
 HIGHEST_PORT_BASE = 65_535 - 21
 # Users first, storage last, so that a request in flight finds everything it needs until it has ended.
@@ -186,6 +189,7 @@ def _bring_up(
         # The slowest, an executor, last: it is the one whose progress is shown.
         rest.sort(key=lambda record: kinds[record.name] == "executor")
         wait_ready(plan.layout, rest, ready, progress, timeout_s=READY_TIMEOUT_S)
+        _wait_placeable(plan, progress)
     finally:
         probe.close()
 
@@ -196,16 +200,36 @@ def _ready(probe: HealthProbe, record: ProcessRecord) -> bool:
     return probe.serving(record.port)
 
 
-def _register_bases(plan: StackPlan, progress: Progress) -> None:
+def _wait_placeable(plan: StackPlan, progress: Progress) -> None:
+    """Waits until the router has heard of every executor, so that the first request finds one."""
+    deadline = time.monotonic() + PLACEABLE_TIMEOUT_S
+    with _admin(plan) as admin:
+        while True:
+            missing = {executor.name for executor in plan.executors}
+            with contextlib.suppress(LoraportError):
+                missing -= {executor.executor for executor in admin.residency() if executor.serving}
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise StackError(f"the router does not reach {min(missing)}; see {plan.layout.log('router')}")
+            progress(f"router: waiting to hear from {', '.join(sorted(missing))}")
+            time.sleep(0.1)
+
+
+def _admin(plan: StackPlan) -> AdminClient:
     layout, endpoints = plan.layout, make_endpoints(plan)
-    with AdminClient(
+    return AdminClient(
         registry=endpoints["registry"],
         router_admin=endpoints["router_admin"],
         loader_upload=endpoints["loader_upload"],
         ca=layout.certificate("ca").read_bytes(),
         certificate=layout.certificate("admin").read_bytes(),
         key=layout.private_key("admin").read_bytes(),
-    ) as admin:
+    )
+
+
+def _register_bases(plan: StackPlan, progress: Progress) -> None:
+    with _admin(plan) as admin:
         for base in plan.bases:
             progress(f"base {base.name}: registering")
             try:
