@@ -21,6 +21,7 @@ TYPED = (
     "services/loader/stages.py",
     "services/router",
     "services/executor/adapter_pool.py",
+    "services/executor/block_tables.py",
     "services/executor/eviction.py",
     "services/executor/intake.py",
     "services/executor/kv_blocks.py",
