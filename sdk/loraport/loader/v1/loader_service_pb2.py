@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from loraport.types.v1 import types_pb2 as loraport_dot_types_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'loraport/loader/v1/loader_service.proto\x12\x12loraport.loader.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1dloraport/types/v1/types.proto\"Z\n\rUploadRequest\x12\x11\n\x07session\x18\x01 \x01(\x0cH\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1d.loraport.loader.v1.FileChunkH\x00\x42\x06\n\x04part\"\x98\x01\n\tFileChunk\x12\x36\n\x04\x66ile\x18\x01 \x01(\x0e\x32\".loraport.loader.v1.FileChunk.FileB\x04\xe2\x41\x01\x02\x12\x12\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x42\x04\xe2\x41\x01\x02\"?\n\x04\x46ile\x12\x14\n\x10\x46ILE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46ILE_CONFIG\x10\x01\x12\x10\n\x0c\x46ILE_WEIGHTS\x10\x02\"\x99\x01\n\x0eUploadResponse\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x10\n\x08\x61\x64mitted\x18\x02 \x01(\x08\x12\x30\n\nviolations\x18\x03 \x03(\x0b\x32\x1c.loraport.types.v1.Violation\x12.\n\x08warnings\x18\x04 \x03(\x0b\x32\x1c.loraport.types.v1.Violation\"\xbc\x01\n\rImportRequest\x12\x15\n\x07session\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12*\n\x02s3\x18\x02 \x01(\x0b\x32\x1c.loraport.loader.v1.S3SourceH\x00\x12,\n\x03hub\x18\x03 \x01(\x0b\x32\x1d.loraport.loader.v1.HubSourceH\x00\x12\x30\n\x05https\x18\x04 \x01(\x0b\x32\x1f.loraport.loader.v1.HttpsSourceH\x00\x42\x08\n\x06source\"U\n\x08S3Source\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\t\x12\x12\n\nconfig_key\x18\x03 \x01(\t\x12\x13\n\x0bweights_key\x18\x04 \x01(\t\"/\n\tHubSource\x12\x12\n\nrepository\x18\x01 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\t\"6\n\x0bHttpsSource\x12\x12\n\nconfig_url\x18\x01 \x01(\t\x12\x13\n\x0bweights_url\x18\x02 \x01(\t\"\x80\x01\n\x0eImportResponse\x12/\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.loraport.types.v1.StageReportH\x00\x12\x34\n\x06result\x18\x02 \x01(\x0b\x32\".loraport.loader.v1.UploadResponseH\x00\x42\x07\n\x05\x65vent\".\n\x11\x45nsureHostRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"~\n\x12\x45nsureHostResponse\x12/\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.loraport.types.v1.StageReportH\x00\x12.\n\x05lease\x18\x02 \x01(\x0b\x32\x1d.loraport.loader.v1.HostLeaseH\x00\x42\x07\n\x05\x65vent\"}\n\tHostLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x19\n\x11manifest_envelope\x18\x04 \x01(\x0c\x12\x17\n\x0frecord_envelope\x18\x05 \x01(\x0c\")\n\x0fReadBlobRequest\x12\x16\n\x08lease_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\",\n\x12ReleaseHostRequest\x12\x16\n\x08lease_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\x15\n\x13ReleaseHostResponse\"\x12\n\x10InventoryRequest\"\x9b\x01\n\x11InventoryResponse\x12.\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1d.loraport.loader.v1.HostEntry\x12,\n\x05loads\x18\x02 \x03(\x0b\x32\x1d.loraport.loader.v1.LoadEntry\x12\x12\n\nused_bytes\x18\x03 \x01(\x03\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x03\"|\n\tHostEntry\x12\x16\n\x0eweights_digest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x13\n\x0blease_count\x18\x03 \x01(\x05\x12.\n\x06stages\x18\x04 \x03(\x0b\x32\x1e.loraport.types.v1.StageReport\"f\n\tLoadEntry\x12\x16\n\x0eweights_digest\x18\x01 \x01(\t\x12+\n\x05stage\x18\x02 \x01(\x0e\x32\x1c.loraport.types.v1.LoadStage\x12\x14\n\x0cwaiter_count\x18\x03 \x01(\x05\".\n\x11\x43\x61ncelLoadRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\'\n\x12\x43\x61ncelLoadResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\x32\x84\x05\n\rLoaderService\x12Q\n\x06Upload\x12!.loraport.loader.v1.UploadRequest\x1a\".loraport.loader.v1.UploadResponse(\x01\x12Q\n\x06Import\x12!.loraport.loader.v1.ImportRequest\x1a\".loraport.loader.v1.ImportResponse0\x01\x12]\n\nEnsureHost\x12%.loraport.loader.v1.EnsureHostRequest\x1a&.loraport.loader.v1.EnsureHostResponse0\x01\x12W\n\x08ReadBlob\x12#.loraport.loader.v1.ReadBlobRequest\x1a$.loraport.loader.v1.ReadBlobResponse0\x01\x12^\n\x0bReleaseHost\x12&.loraport.loader.v1.ReleaseHostRequest\x1a\'.loraport.loader.v1.ReleaseHostResponse\x12X\n\tInventory\x12$.loraport.loader.v1.InventoryRequest\x1a%.loraport.loader.v1.InventoryResponse\x12[\n\nCancelLoad\x12%.loraport.loader.v1.CancelLoadRequest\x1a&.loraport.loader.v1.CancelLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'loraport/loader/v1/loader_service.proto\x12\x12loraport.loader.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1dloraport/types/v1/types.proto\"Z\n\rUploadRequest\x12\x11\n\x07session\x18\x01 \x01(\x0cH\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1d.loraport.loader.v1.FileChunkH\x00\x42\x06\n\x04part\"\x98\x01\n\tFileChunk\x12\x36\n\x04\x66ile\x18\x01 \x01(\x0e\x32\".loraport.loader.v1.FileChunk.FileB\x04\xe2\x41\x01\x02\x12\x12\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x42\x04\xe2\x41\x01\x02\"?\n\x04\x46ile\x12\x14\n\x10\x46ILE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46ILE_CONFIG\x10\x01\x12\x10\n\x0c\x46ILE_WEIGHTS\x10\x02\"\x99\x01\n\x0eUploadResponse\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x10\n\x08\x61\x64mitted\x18\x02 \x01(\x08\x12\x30\n\nviolations\x18\x03 \x03(\x0b\x32\x1c.loraport.types.v1.Violation\x12.\n\x08warnings\x18\x04 \x03(\x0b\x32\x1c.loraport.types.v1.Violation\"\xbc\x01\n\rImportRequest\x12\x15\n\x07session\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12*\n\x02s3\x18\x02 \x01(\x0b\x32\x1c.loraport.loader.v1.S3SourceH\x00\x12,\n\x03hub\x18\x03 \x01(\x0b\x32\x1d.loraport.loader.v1.HubSourceH\x00\x12\x30\n\x05https\x18\x04 \x01(\x0b\x32\x1f.loraport.loader.v1.HttpsSourceH\x00\x42\x08\n\x06source\"U\n\x08S3Source\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\t\x12\x12\n\nconfig_key\x18\x03 \x01(\t\x12\x13\n\x0bweights_key\x18\x04 \x01(\t\"/\n\tHubSource\x12\x12\n\nrepository\x18\x01 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\t\"6\n\x0bHttpsSource\x12\x12\n\nconfig_url\x18\x01 \x01(\t\x12\x13\n\x0bweights_url\x18\x02 \x01(\t\"\x80\x01\n\x0eImportResponse\x12/\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.loraport.types.v1.StageReportH\x00\x12\x34\n\x06result\x18\x02 \x01(\x0b\x32\".loraport.loader.v1.UploadResponseH\x00\x42\x07\n\x05\x65vent\".\n\x11\x45nsureHostRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"~\n\x12\x45nsureHostResponse\x12/\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.loraport.types.v1.StageReportH\x00\x12.\n\x05lease\x18\x02 \x01(\x0b\x32\x1d.loraport.loader.v1.HostLeaseH\x00\x42\x07\n\x05\x65vent\"\xae\x01\n\tHostLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x19\n\x11manifest_envelope\x18\x04 \x01(\x0c\x12\x17\n\x0frecord_envelope\x18\x05 \x01(\x0c\x12\x16\n\x0ehandover_token\x18\x06 \x01(\x0c\x12\x17\n\x0fhandover_socket\x18\x07 \x01(\t\")\n\x0fReadBlobRequest\x12\x16\n\x08lease_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\",\n\x12ReleaseHostRequest\x12\x16\n\x08lease_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\x15\n\x13ReleaseHostResponse\"\x12\n\x10InventoryRequest\"\x9b\x01\n\x11InventoryResponse\x12.\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1d.loraport.loader.v1.HostEntry\x12,\n\x05loads\x18\x02 \x03(\x0b\x32\x1d.loraport.loader.v1.LoadEntry\x12\x12\n\nused_bytes\x18\x03 \x01(\x03\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x03\"|\n\tHostEntry\x12\x16\n\x0eweights_digest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x13\n\x0blease_count\x18\x03 \x01(\x05\x12.\n\x06stages\x18\x04 \x03(\x0b\x32\x1e.loraport.types.v1.StageReport\"f\n\tLoadEntry\x12\x16\n\x0eweights_digest\x18\x01 \x01(\t\x12+\n\x05stage\x18\x02 \x01(\x0e\x32\x1c.loraport.types.v1.LoadStage\x12\x14\n\x0cwaiter_count\x18\x03 \x01(\x05\".\n\x11\x43\x61ncelLoadRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\'\n\x12\x43\x61ncelLoadResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\x32\x84\x05\n\rLoaderService\x12Q\n\x06Upload\x12!.loraport.loader.v1.UploadRequest\x1a\".loraport.loader.v1.UploadResponse(\x01\x12Q\n\x06Import\x12!.loraport.loader.v1.ImportRequest\x1a\".loraport.loader.v1.ImportResponse0\x01\x12]\n\nEnsureHost\x12%.loraport.loader.v1.EnsureHostRequest\x1a&.loraport.loader.v1.EnsureHostResponse0\x01\x12W\n\x08ReadBlob\x12#.loraport.loader.v1.ReadBlobRequest\x1a$.loraport.loader.v1.ReadBlobResponse0\x01\x12^\n\x0bReleaseHost\x12&.loraport.loader.v1.ReleaseHostRequest\x1a\'.loraport.loader.v1.ReleaseHostResponse\x12X\n\tInventory\x12$.loraport.loader.v1.InventoryRequest\x1a%.loraport.loader.v1.InventoryResponse\x12[\n\nCancelLoad\x12%.loraport.loader.v1.CancelLoadRequest\x1a&.loraport.loader.v1.CancelLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -69,28 +69,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENSUREHOSTREQUEST']._serialized_end=1090
   _globals['_ENSUREHOSTRESPONSE']._serialized_start=1092
   _globals['_ENSUREHOSTRESPONSE']._serialized_end=1218
-  _globals['_HOSTLEASE']._serialized_start=1220
-  _globals['_HOSTLEASE']._serialized_end=1345
-  _globals['_READBLOBREQUEST']._serialized_start=1347
-  _globals['_READBLOBREQUEST']._serialized_end=1388
-  _globals['_READBLOBRESPONSE']._serialized_start=1390
-  _globals['_READBLOBRESPONSE']._serialized_end=1422
-  _globals['_RELEASEHOSTREQUEST']._serialized_start=1424
-  _globals['_RELEASEHOSTREQUEST']._serialized_end=1468
-  _globals['_RELEASEHOSTRESPONSE']._serialized_start=1470
-  _globals['_RELEASEHOSTRESPONSE']._serialized_end=1491
-  _globals['_INVENTORYREQUEST']._serialized_start=1493
-  _globals['_INVENTORYREQUEST']._serialized_end=1511
-  _globals['_INVENTORYRESPONSE']._serialized_start=1514
-  _globals['_INVENTORYRESPONSE']._serialized_end=1669
-  _globals['_HOSTENTRY']._serialized_start=1671
-  _globals['_HOSTENTRY']._serialized_end=1795
-  _globals['_LOADENTRY']._serialized_start=1797
-  _globals['_LOADENTRY']._serialized_end=1899
-  _globals['_CANCELLOADREQUEST']._serialized_start=1901
-  _globals['_CANCELLOADREQUEST']._serialized_end=1947
-  _globals['_CANCELLOADRESPONSE']._serialized_start=1949
-  _globals['_CANCELLOADRESPONSE']._serialized_end=1988
-  _globals['_LOADERSERVICE']._serialized_start=1991
-  _globals['_LOADERSERVICE']._serialized_end=2635
+  _globals['_HOSTLEASE']._serialized_start=1221
+  _globals['_HOSTLEASE']._serialized_end=1395
+  _globals['_READBLOBREQUEST']._serialized_start=1397
+  _globals['_READBLOBREQUEST']._serialized_end=1438
+  _globals['_READBLOBRESPONSE']._serialized_start=1440
+  _globals['_READBLOBRESPONSE']._serialized_end=1472
+  _globals['_RELEASEHOSTREQUEST']._serialized_start=1474
+  _globals['_RELEASEHOSTREQUEST']._serialized_end=1518
+  _globals['_RELEASEHOSTRESPONSE']._serialized_start=1520
+  _globals['_RELEASEHOSTRESPONSE']._serialized_end=1541
+  _globals['_INVENTORYREQUEST']._serialized_start=1543
+  _globals['_INVENTORYREQUEST']._serialized_end=1561
+  _globals['_INVENTORYRESPONSE']._serialized_start=1564
+  _globals['_INVENTORYRESPONSE']._serialized_end=1719
+  _globals['_HOSTENTRY']._serialized_start=1721
+  _globals['_HOSTENTRY']._serialized_end=1845
+  _globals['_LOADENTRY']._serialized_start=1847
+  _globals['_LOADENTRY']._serialized_end=1949
+  _globals['_CANCELLOADREQUEST']._serialized_start=1951
+  _globals['_CANCELLOADREQUEST']._serialized_end=1997
+  _globals['_CANCELLOADRESPONSE']._serialized_start=1999
+  _globals['_CANCELLOADRESPONSE']._serialized_end=2038
+  _globals['_LOADERSERVICE']._serialized_start=2041
+  _globals['_LOADERSERVICE']._serialized_end=2685
 # @@protoc_insertion_point(module_scope)

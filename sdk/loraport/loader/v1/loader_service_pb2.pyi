@@ -108,18 +108,22 @@ class EnsureHostResponse(_message.Message):
     def __init__(self, stage: _Optional[_Union[_types_pb2.StageReport, _Mapping]] = ..., lease: _Optional[_Union[HostLease, _Mapping]] = ...) -> None: ...
 
 class HostLease(_message.Message):
-    __slots__ = ("lease_id", "weights_digest", "size_bytes", "manifest_envelope", "record_envelope")
+    __slots__ = ("lease_id", "weights_digest", "size_bytes", "manifest_envelope", "record_envelope", "handover_token", "handover_socket")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     RECORD_ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_SOCKET_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     weights_digest: str
     size_bytes: int
     manifest_envelope: bytes
     record_envelope: bytes
-    def __init__(self, lease_id: _Optional[str] = ..., weights_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., manifest_envelope: _Optional[bytes] = ..., record_envelope: _Optional[bytes] = ...) -> None: ...
+    handover_token: bytes
+    handover_socket: str
+    def __init__(self, lease_id: _Optional[str] = ..., weights_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., manifest_envelope: _Optional[bytes] = ..., record_envelope: _Optional[bytes] = ..., handover_token: _Optional[bytes] = ..., handover_socket: _Optional[str] = ...) -> None: ...
 
 class ReadBlobRequest(_message.Message):
     __slots__ = ("lease_id",)

@@ -26,6 +26,14 @@ class LoadStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOAD_STAGE_INIT: _ClassVar[LoadStage]
     LOAD_STAGE_WARM: _ClassVar[LoadStage]
     LOAD_STAGE_READY: _ClassVar[LoadStage]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_STORE: _ClassVar[Tier]
+    TIER_DISK: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+    TIER_DEVICE: _ClassVar[Tier]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -40,6 +48,11 @@ LOAD_STAGE_TRANSFER: LoadStage
 LOAD_STAGE_INIT: LoadStage
 LOAD_STAGE_WARM: LoadStage
 LOAD_STAGE_READY: LoadStage
+TIER_UNSPECIFIED: Tier
+TIER_STORE: Tier
+TIER_DISK: Tier
+TIER_HOST: Tier
+TIER_DEVICE: Tier
 
 class Violation(_message.Message):
     __slots__ = ("code", "detail", "subject")
@@ -121,11 +134,13 @@ class Usage(_message.Message):
     def __init__(self, prompt_token_count: _Optional[int] = ..., completion_token_count: _Optional[int] = ..., cached_token_count: _Optional[int] = ...) -> None: ...
 
 class StageReport(_message.Message):
-    __slots__ = ("stage", "elapsed_ms", "size_bytes")
+    __slots__ = ("stage", "elapsed_ms", "size_bytes", "tier")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     stage: LoadStage
     elapsed_ms: float
     size_bytes: int
-    def __init__(self, stage: _Optional[_Union[LoadStage, str]] = ..., elapsed_ms: _Optional[float] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    tier: Tier
+    def __init__(self, stage: _Optional[_Union[LoadStage, str]] = ..., elapsed_ms: _Optional[float] = ..., size_bytes: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
