@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_world import make_small_world
+
 ROOT = Path(__file__).resolve().parent.parent
 MAKE_CASES = ROOT.parent / "shared" / "cases" / "make_cases.py"
 
@@ -27,4 +29,15 @@ def cases_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=300,
     )
     assert done.returncode == 0, f"make_cases.py failed:\n{done.stdout}\n{done.stderr}"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def world_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model and a few adapters in the layout of the cases: the cases themselves, or made here without them."""
+    if MAKE_CASES.is_file():
+        cases: Path = request.getfixturevalue("cases_dir")
+        return cases
+    folder = tmp_path_factory.mktemp("world")
+    make_small_world(folder)
     return folder

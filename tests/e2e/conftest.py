@@ -17,16 +17,16 @@ def cases(cases_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def stack(cases_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A running stack on the cases' base, in float32, with the tenants acme and globex."""
+def stack(world_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A running stack on the small base, in float32, with the tenants acme and globex."""
     data = tmp_path_factory.mktemp("stack")
-    with running(data, "--base", f"tiny={cases_dir / 'bases' / 'tiny'}", "--dtype", "float32") as started:
+    with running(data, "--base", f"tiny={world_dir / 'bases' / 'tiny'}", "--dtype", "float32") as started:
         add_tenant(started, "acme")
         add_tenant(started, "globex")
         yield started
 
 
 @pytest.fixture
-def tiny(cases_dir: Path) -> str:
-    """The `--base` argument for the cases' base."""
-    return f"tiny={cases_dir / 'bases' / 'tiny'}"
+def tiny(world_dir: Path) -> str:
+    """The `--base` argument for the small base."""
+    return f"tiny={world_dir / 'bases' / 'tiny'}"

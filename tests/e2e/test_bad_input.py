@@ -17,10 +17,10 @@ SOON_S = 20
 
 
 @pytest.fixture(scope="module")
-def served(stack: Stack, cases_dir: Path) -> str:
+def served(stack: Stack, world_dir: Path) -> str:
     """An adapter of initech that serves."""
     add_tenant(stack, "initech")
-    publish(stack, cases_dir / "bundles" / "alpha_1", "initech", "steady")
+    publish(stack, world_dir / "bundles" / "alpha_1", "initech", "steady")
     return "steady"
 
 
@@ -152,15 +152,15 @@ def test_directories_that_cannot_be_read_are_named(stack: Stack, tmp_path: Path)
         closed.chmod(0o700)
 
 
-def test_an_unknown_base_or_signer_is_named(stack: Stack, cases_dir: Path) -> None:
-    bundle = cases_dir / "bundles" / "alpha_1"
+def test_an_unknown_base_or_signer_is_named(stack: Stack, world_dir: Path) -> None:
+    bundle = world_dir / "bundles" / "alpha_1"
     arguments = ("--tenant", "initech", "--name", "x", "--base", "unknown")
     assert stack.cli("adapter", "register", str(bundle), *arguments).error.startswith("BASE_MODEL_NOT_FOUND")
     assert "loraport signer create --tenant initech" in register(stack, bundle, "--signer", "unknown")
 
 
-def test_a_revoked_revision_stops_serving(stack: Stack, cases_dir: Path) -> None:
-    made = publish(stack, cases_dir / "bundles" / "alpha_64", "initech", "doomed")
+def test_a_revoked_revision_stops_serving(stack: Stack, world_dir: Path) -> None:
+    made = publish(stack, world_dir / "bundles" / "alpha_64", "initech", "doomed")
     with Client.local(stack.data, tenant="initech") as client:
         assert client.generate("a", adapter="doomed", max_tokens=1).revision_id == made["revision_id"]
         stack.ok("adapter", "revoke", made["revision_id"], "--reason", "test")

@@ -18,11 +18,11 @@ SOON_S = 30
 
 
 @pytest.fixture
-def own(tmp_path: Path, tiny: str, cases_dir: Path) -> Iterator[Stack]:
+def own(tmp_path: Path, tiny: str, world_dir: Path) -> Iterator[Stack]:
     """A stack that may be broken, with one adapter in service."""
     with running(tmp_path / "data", "--base", tiny) as stack:
         add_tenant(stack, "acme")
-        publish(stack, cases_dir / "bundles" / "alpha_1", "acme", "steady")
+        publish(stack, world_dir / "bundles" / "alpha_1", "acme", "steady")
         yield stack
 
 
@@ -30,11 +30,11 @@ def kill(stack: Stack, process: str) -> None:
     os.kill(stack.processes()[process], signal.SIGKILL)
 
 
-def test_without_its_notice_board_the_fleet_serves_on(own: Stack, cases_dir: Path) -> None:
+def test_without_its_notice_board_the_fleet_serves_on(own: Stack, world_dir: Path) -> None:
     kill(own, "valkey")
     with Client.local(own.data, tenant="acme", timeout=SOON_S) as client:
         assert client.generate("a", adapter="steady", max_tokens=2).revision_id
-        publish(own, cases_dir / "bundles" / "alpha_8", "acme", "late")
+        publish(own, world_dir / "bundles" / "alpha_8", "acme", "late")
         assert client.generate("a", adapter="late", max_tokens=2).revision_id
     assert own.ok("residency")[0]["serving"] is True
 
@@ -72,22 +72,22 @@ def test_a_killed_stack_is_cleaned_up_by_the_next_up_and_nothing_published_is_lo
     assert (after.token_ids, after.revision_id) == (before.token_ids, before.revision_id)
 
 
-def test_without_its_registry_the_fleet_serves_on_and_publishing_says_why(own: Stack, cases_dir: Path) -> None:
+def test_without_its_registry_the_fleet_serves_on_and_publishing_says_why(own: Stack, world_dir: Path) -> None:
     with Client.local(own.data, tenant="acme", timeout=SOON_S) as client:
         assert client.generate("a", adapter="steady", max_tokens=2).revision_id
         kill(own, "registry")
         assert client.generate("a", adapter="steady", max_tokens=2).revision_id
     arguments = ("--tenant", "acme", "--name", "late", "--base", "tiny")
-    answer = own.cli("adapter", "register", str(cases_dir / "bundles" / "alpha_8"), *arguments)
+    answer = own.cli("adapter", "register", str(world_dir / "bundles" / "alpha_8"), *arguments)
     assert answer.code == 1
     assert answer.error.startswith("UNREACHABLE")
 
 
 def test_an_upload_without_a_store_fails_in_time_and_can_be_taken_up_again(
-    own: Stack, cases_dir: Path, tiny: str
+    own: Stack, world_dir: Path, tiny: str
 ) -> None:
     kill(own, "s3")
-    bundle = cases_dir / "bundles" / "alpha_8"
+    bundle = world_dir / "bundles" / "alpha_8"
     started = time.monotonic()
     answer = own.cli("adapter", "register", str(bundle), "--tenant", "acme", "--name", "late", "--base", "tiny")
     assert time.monotonic() - started < SOON_S
@@ -121,7 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("full", ["s3", "spool"])
 def test_a_full_disk_on_upload_is_said_and_nothing_is_kept(
-    tmp_path: Path, small_disk: Path, tiny: str, cases_dir: Path, full: str
+    tmp_path: Path, small_disk: Path, tiny: str, world_dir: Path, full: str
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -130,7 +130,7 @@ def test_a_full_disk_on_upload_is_said_and_nothing_is_kept(
         add_tenant(stack, "acme")
         filler = small_disk / "filler"
         filler.write_bytes(bytes(small_disk_free(small_disk)))
-        bundle = cases_dir / "bundles" / "plain_r64"
+        bundle = world_dir / "bundles" / "plain_r64"
         arguments = ("--tenant", "acme", "--name", "large", "--base", "tiny")
         answer = stack.cli("adapter", "register", str(bundle), *arguments)
         assert answer.code == 1
