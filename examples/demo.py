@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import io
-import itertools
 import json
 import os
 import shutil
@@ -65,6 +64,7 @@ class Row:
     matches_peft: bool | None
     batch_had_distinct_adapters: bool
     prompt: str
+    version: str
     ms: float
 
 
@@ -132,6 +132,9 @@ def local_stack(data: Path, port_base: int, clock: Clock) -> Iterator[None]:
 
 def run(data: Path, clock: Clock) -> dict[str, bool]:
     """Does the job and returns what is claimed, and whether it holds."""
+    base = read_endpoints(data)["bases"].get(DEFAULT_BASE)
+    if base is None:
+        raise DemoError(f"the stack that runs at {data} does not serve {DEFAULT_BASE}; stop it: loraport dev down")
     publish_all(data)
     clock.step("tenants, keys, signers, three adapters: registered, verified, approved, aliased")
     rows = asyncio.run(ask_all(data))
@@ -140,7 +143,7 @@ def run(data: Path, clock: Clock) -> dict[str, bool]:
     clock.step("acme asked for globex's adapter")
     refused = tampered_is_refused(data)
     clock.step("tampered copies offered")
-    rows = compare_with_peft(rows, Path(read_endpoints(data)["bases"][DEFAULT_BASE]))
+    rows = compare_with_peft(rows, Path(base))
     clock.step("the same prompts answered by PEFT")
     show(rows)
     fields = ("tenant", "adapter", "revision_id", "prompt_token_ids", "token_ids", "text", "matches_peft")
@@ -223,6 +226,7 @@ async def ask(client: AsyncClient, tenant: str, adapter: str | None, prompt: str
         matches_peft=None,
         batch_had_distinct_adapters=answer.max_batch_adapter_count >= 2,
         prompt=prompt,
+        version=answer.version,
         ms=(time.monotonic() - started) * 1000,
     )
 
@@ -308,7 +312,8 @@ def changed_on_the_way_is_quarantined(data: Path) -> bool:
 
 def compare_with_peft(rows: list[Row], base: Path) -> list[Row]:
     """Returns the rows with `matches_peft` set: greedy decoding by PEFT in float32, from the same files."""
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false")
+    # Threads that spin while they wait, torch's default, slow each other down tenfold where cores are shared.
+    os.environ.update(OMP_WAIT_POLICY="passive", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
     warnings.simplefilter("ignore")
     import torch
     from peft import PeftModel
@@ -323,56 +328,49 @@ def compare_with_peft(rows: list[Row], base: Path) -> list[Row]:
     for name in others:
         model.load_adapter(ADAPTERS / name, adapter_name=name)
     model.eval()
-    return [replace(row, matches_peft=peft_greedy(model, row) == row.token_ids) for row in rows]
+    return [replace(row, matches_peft=is_greedy(model, row)) for row in rows]
 
 
-def peft_greedy(model: Any, row: Row) -> list[int]:
-    """Returns what PEFT answers to a row's prompt with its adapter, up to the end token."""
+def is_greedy(model: Any, row: Row) -> bool:
+    """Says whether greedy decoding by `model` gives a row's answer.
+
+    It does exactly when every token is the likeliest one after all before it, and the end token is where the answer
+    stops before its limit. One pass over prompt and answer looks at all steps, without a cache.
+    """
     import torch
 
     if row.adapter is not None:
         model.set_adapter(row.adapter)
-    prompt = torch.tensor([row.prompt_token_ids])
-    ends = model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
     with torch.inference_mode(), model.disable_adapter() if row.adapter is None else contextlib.nullcontext():
-        output = model.generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=MAX_TOKENS,
-            do_sample=False,
-            pad_token_id=ends[0],
-        )
-    # The end token ends an answer and is no part of it.
-    return list(itertools.takewhile(lambda token: token not in ends, output[0, prompt.shape[1] :].tolist()))
+        logits = model(input_ids=torch.tensor([row.prompt_token_ids + row.token_ids]), use_cache=False).logits[0]
+    greedy = logits[len(row.prompt_token_ids) - 1 :].argmax(-1).tolist()
+    ends = model.generation_config.eos_token_id
+    ended = len(row.token_ids) == MAX_TOKENS or greedy[-1] in (ends if isinstance(ends, list) else [ends])
+    return ended and greedy[:-1] == row.token_ids
 
 
 def show(rows: list[Row]) -> None:
-    """Prints the answers."""
+    """Prints the answers, and in full the revisions that made them."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(width=None if sys.stdout.isatty() else 110)
     for prompt in PROMPTS:
         table = Table(title=prompt, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("tenant", "adapter", "revision", "text", "tokens", "ms", "same as PEFT?"):
             table.add_column(column, justify="right" if column in ("tokens", "ms") else "left")
-        for row in rows:
-            if row.prompt == prompt:
-                revision = row.revision_id.removeprefix("sha256:")[:12] or "-"
-                same = "yes" if row.matches_peft else "NO"
-                cells = (
-                    row.tenant,
-                    row.adapter or "(base)",
-                    revision,
-                    row.text.strip(),
-                    len(row.token_ids),
-                    row.ms,
-                    same,
-                )
-                table.add_row(*(Text(f"{cell:.0f}" if isinstance(cell, float) else str(cell)) for cell in cells))
-        Console(width=110 if not sys.stdout.isatty() else None).print(table)
+        for row in (row for row in rows if row.prompt == prompt):
+            same = "yes" if row.matches_peft else "NO"
+            counts = (str(len(row.token_ids)), f"{row.ms:.0f}")
+            cells = (row.tenant, row.adapter or "(base)", row.version or "-", row.text.strip(), *counts, same)
+            table.add_row(*map(Text, cells))
+        console.print(table)
+    for tenant, adapter, version, revision in sorted(
+        {(row.tenant, row.adapter, row.version, row.revision_id) for row in rows if row.adapter}
+    ):
+        print(f"  {tenant}/{adapter} {version} is {revision}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ maxmemory 64mb
 maxmemory-policy volatile-ttl
 """
 
+# Of a unix socket's path: `sockaddr_un` has 108 bytes, the last one is zero.
+MAX_SOCKET_PATH_BYTES = 107
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
@@ -168,7 +171,14 @@ def _loader_config(layout: Layout, ports: Ports) -> dict[str, Any]:
         "s3_endpoint": f"{HOST}:{ports.s3}",
         "s3_credentials": str(layout.secret("s3")),
         "spool_dir": str(layout.data / "spool"),
+        "node": {"handover_socket": _socket_path(layout)},
     }
+
+
+def _socket_path(layout: Layout) -> str:
+    """Where executors get the loader's memory itself; none when the kernel cannot take a path so long."""
+    path = str(layout.data / "run" / "host.sock")
+    return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else ""
 
 
 def _router_config(plan: StackPlan) -> dict[str, Any]:

@@ -5,7 +5,7 @@
     <data>/secrets/   pepper, s3, valkey                         <data>/registry/ registry.db
     <data>/keys/      <tenant>.key                               <data>/s3/       the buckets
     <data>/signers/   <tenant>/<signer>.key                      <data>/bases/    <base>/
-    <data>/endpoints.json
+    <data>/endpoints.json                                        <data>/run/host.sock   the loader's hand-over socket
 
 Pure: nothing here touches the file system except `read_endpoints`.
 """
