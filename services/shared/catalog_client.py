@@ -66,6 +66,7 @@ class CatalogClient:
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[int] | None = None
+        self._next: asyncio.Task[int] | None = None
 
     def start(self) -> None:
         """Begins to follow, in the running event loop."""
@@ -92,17 +93,24 @@ class CatalogClient:
     async def catch_up(self, timeout_s: float) -> bool:
         """Makes the view at least as new as the registry is now; False when the registry did not answer in time.
 
-        Callers at the same moment share one question, so a flood of misses is not a flood of calls.
+        Callers share a question that has not been sent yet, so a flood of misses is not a flood of calls; a question
+        already under way may be answered by an older state and is not joined.
         """
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_epoch(timeout_s))
+        if self._next is None:
+            self._next = asyncio.create_task(self._ask_epoch(self._asking, timeout_s))
+        question = self._next
         try:
-            epoch = await asyncio.shield(self._asking)
-        except grpc.RpcError:
+            async with asyncio.timeout(timeout_s):
+                epoch = await asyncio.shield(question)
+        except (grpc.RpcError, TimeoutError):
             return False
         return await self._wait(lambda: self.view.epoch >= epoch, timeout_s)
 
-    async def _ask_epoch(self, timeout_s: float) -> int:
+    async def _ask_epoch(self, under_way: asyncio.Task[int] | None, timeout_s: float) -> int:
+        """Asks once the question under way is answered: at most one is on the wire."""
+        if under_way is not None:
+            await asyncio.wait({under_way})
+        self._asking, self._next = self._next, None
         answer = await self._stub.GetEpoch(pb.GetEpochRequest(), timeout=timeout_s)
         return int(answer.epoch)
 

@@ -1,0 +1,64 @@
+"""A miss is answered from a view that is at least as new as the question; many misses are few calls."""
+
+import asyncio
+
+import grpc
+
+from loraport.registry.v1 import catalog_service_pb2 as pb
+from services.shared.catalog_client import CatalogClient
+
+
+class Registry:
+    """Answers GetEpoch when told to, with the epoch of the moment in which the question arrived."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.asked = 0
+        self.gate = asyncio.Event()
+        self.down = False
+
+    async def GetEpoch(self, request: pb.GetEpochRequest, timeout: float) -> pb.GetEpochResponse:
+        self.asked += 1
+        epoch = self.epoch
+        await self.gate.wait()
+        if self.down:
+            raise grpc.RpcError
+        return pb.GetEpochResponse(epoch=epoch)
+
+
+def client(registry: Registry) -> CatalogClient:
+    made = CatalogClient(grpc.aio.insecure_channel("127.0.0.1:1"), artefacts_only=True)
+    made._stub = registry
+    return made
+
+
+async def test_a_late_caller_does_not_join_an_older_question() -> None:
+    registry = Registry()
+    follower = client(registry)
+    follower.view.epoch = 1
+    early = asyncio.create_task(follower.catch_up(5))
+    await asyncio.sleep(0.01)
+    registry.epoch = 2  # something was written after the first question had arrived
+    late = [asyncio.create_task(follower.catch_up(5)) for _ in range(100)]
+    await asyncio.sleep(0.01)
+    registry.gate.set()
+    assert await early
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in late), "answered from a view older than the question"
+    follower.view.epoch = 2
+    async with follower._changed:
+        follower._changed.notify_all()
+    assert all(await asyncio.gather(*late))
+    assert registry.asked == 2
+
+
+async def test_a_registry_that_does_not_answer_is_no_hang() -> None:
+    registry = Registry()
+    follower = client(registry)
+    assert not await follower.catch_up(0.05)
+    registry.down = True
+    registry.gate.set()
+    assert not await follower.catch_up(0.5)
+    registry.down = False
+    follower.view.epoch = 1
+    assert await follower.catch_up(0.5)
