@@ -36,6 +36,10 @@ class RegistryClient:
         """Begins to follow the catalog, in the running event loop."""
         self._catalog.start()
 
+    async def failed(self) -> None:
+        """Returns when the catalog is no longer followed, which only a bug can do."""
+        await self._catalog.failed()
+
     async def standing(self, revision_id: str) -> Standing:
         item = self._catalog.view.revisions.get(revision_id)
         if item is None or item.state != "ACTIVE":

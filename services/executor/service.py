@@ -153,7 +153,23 @@ class ExecutorService:
         await self._board.close()
 
     async def failed(self) -> None:
-        """Returns when the device thread has ended by a fault."""
+        """Returns when the device thread, or something that runs in the background, has ended by a fault.
+
+        An executor that hears of no revocation any more must not look alive.
+        """
+        assert self._reporting is not None, "start comes first"
+        watched = {
+            self._reporting,
+            asyncio.create_task(self._registry.failed()),
+            asyncio.create_task(self._device_failed()),
+        }
+        done, pending = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending - {self._reporting}:
+            task.cancel()
+        if self._reporting in done and not self._reporting.cancelled():
+            log.error("reporting has ended", exc_info=self._reporting.exception())
+
+    async def _device_failed(self) -> None:
         while self._device is None or not self._device.engine.state().failed:
             await asyncio.sleep(WATCH_S)
 

@@ -177,6 +177,21 @@ async def test_revocation_stops_a_load(rig: Rig) -> None:
     await until(lambda: not rig.service._berths._loads)
 
 
+async def test_an_executor_that_hears_of_no_revocation_any_more_does_not_look_alive(rig: Rig, monkeypatch) -> None:
+    pirate = revision(rig, "pirate")
+    await rig.answer(P, pirate)
+
+    def broken(items: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(rig.service._berths, "gone", broken)
+    failed = asyncio.create_task(rig.service.failed())
+    await asyncio.sleep(0)
+    rig.peers.published[pirate].state = State.STATE_REVOKED
+    await rig.peers.tell()
+    await asyncio.wait_for(failed, 10)
+
+
 async def test_a_record_that_the_registry_did_not_sign_is_not_believed(rig: Rig) -> None:
     pirate = revision(rig, "pirate")
     other = Peers()
