@@ -12,7 +12,8 @@ from loraport.dev.layout import HOST, Layout, StackError
 from loraport.dev.processes import ProcessRecord, exit_code, find, last_line
 
 POLL_S = 0.1
-PROBE_TIMEOUT_S = 2.0
+# A process that is busy loading may accept a connection and answer nothing; what it does is to be shown meanwhile.
+PROBE_TIMEOUT_S = 0.5
 # Serialized HealthCheckResponse{status: SERVING}; the request is empty.
 SERVING = b"\x08\x01"
 
@@ -39,13 +40,14 @@ def accepts(port: int) -> bool:
 class HealthProbe:
     """Asks services for their health under the stack's admin identity."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, timeout_s: float = PROBE_TIMEOUT_S) -> None:
         self._credentials = grpc.ssl_channel_credentials(
             layout.certificate("ca").read_bytes(),
             layout.private_key("admin").read_bytes(),
             layout.certificate("admin").read_bytes(),
         )
         self._channels: dict[int, grpc.Channel] = {}
+        self._timeout_s = timeout_s
 
     def serving(self, port: int) -> bool:
         """Says whether the service on a port answers SERVING."""
@@ -58,7 +60,7 @@ class HealthProbe:
             self._channels[port] = channel
         check = channel.unary_unary("/grpc.health.v1.Health/Check", _same, _same)
         try:
-            return bytes(check(b"", timeout=PROBE_TIMEOUT_S)) == SERVING
+            return bytes(check(b"", timeout=self._timeout_s)) == SERVING
         except grpc.RpcError:
             return False
 
@@ -87,10 +89,10 @@ def wait_ready(
         for record in list(waiting):
             if find(record) is None:
                 raise StackError(_why_ended(layout, record))
+            progress(describe(layout, waiting[-1]))
             if ready(record):
                 waiting.remove(record)
         if waiting:
-            progress(describe(layout, waiting[-1]))
             if time.monotonic() > deadline:
                 log = layout.log(waiting[-1].name)
                 raise StackError(f"{waiting[-1].name} was not ready after {timeout_s:.0f} s; see {log}")

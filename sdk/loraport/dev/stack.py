@@ -34,6 +34,7 @@ from loraport.errors import LoraportError
 READY_TIMEOUT_S = 300.0
 PLACEABLE_TIMEOUT_S = 30.0
 DRAIN_S = 25.0
+STATUS_TIMEOUT_S = 3.0
 HIGHEST_PORT_BASE = 65_535 - 21
 # Users first, storage last, so that a request in flight finds everything it needs until it has ended.
 STOP_ORDER = (("router",), ("executor",), ("loader",), ("registry",), ("s3", "valkey"))
@@ -107,7 +108,7 @@ def status(data: Path) -> list[ProcessStatus]:
     state = read_state(layout)
     if state is None:
         return []
-    probe = HealthProbe(layout)
+    probe = HealthProbe(layout, timeout_s=STATUS_TIMEOUT_S)
     try:
         return [
             ProcessStatus(
