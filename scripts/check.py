@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What a strict type checker must accept: the shared rooms and everything pure.
 TYPED = (
     "sdk/loraport/bundle",
+    "sdk/loraport/log",
     "services/shared",
     "services/registry/catalog.py",
     "services/registry/lifecycle.py",

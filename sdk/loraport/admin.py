@@ -27,6 +27,8 @@ from loraport.registry.v1 import (
     base_model_service_pb2_grpc,
     key_service_pb2,
     key_service_pb2_grpc,
+    log_service_pb2,
+    log_service_pb2_grpc,
     tenant_service_pb2,
     tenant_service_pb2_grpc,
 )
@@ -87,6 +89,7 @@ class AdminClient:
         self._keys: Any = key_service_pb2_grpc.KeyServiceStub(self._registry.channel)
         self._bases: Any = base_model_service_pb2_grpc.BaseModelServiceStub(self._registry.channel)
         self._adapters: Any = adapter_service_pb2_grpc.AdapterServiceStub(self._registry.channel)
+        self._log: Any = log_service_pb2_grpc.LogServiceStub(self._registry.channel)
         self._fleet: Any = router_admin_service_pb2_grpc.RouterAdminServiceStub(self._router.channel)
         self._uploads: Any = loader_stubs.LoaderServiceStub(self._loader.channel)
 
@@ -262,6 +265,23 @@ class AdminClient:
         """Removes an alias."""
         request = adapter_service_pb2.DeleteAliasRequest(name=f"tenants/{tenant}/adapters/{adapter}/aliases/{alias}")
         return self._registry.call(self._adapters.DeleteAlias, request)
+
+    # The transparency log: nothing of it is verified here, see `loraport.log`
+
+    def get_checkpoint(self) -> log_service_pb2.Checkpoint:
+        """Returns the registry's newest signed checkpoint."""
+        return self._registry.call(self._log.GetCheckpoint, log_service_pb2.GetCheckpointRequest())
+
+    def list_leaves(self, *, start: int = 0) -> Iterator[log_service_pb2.Leaf]:
+        """Yields the leaves of the log from index `start`, in order."""
+        return self._registry.pages(
+            self._log.ListLeaves, log_service_pb2.ListLeavesRequest(start_index=start), "leaves"
+        )
+
+    def inclusion_proof(self, index: int, tree_size: int) -> log_service_pb2.InclusionProof:
+        """Returns the proof that a leaf is in the tree of a size."""
+        request = log_service_pb2.GetInclusionProofRequest(leaf_index=index, tree_size=tree_size)
+        return self._registry.call(self._log.GetInclusionProof, request)
 
     # The fleet, as the router sees it
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from loraport.log.checkpoint import MAX_LIFE_S
 from services.shared.rpc.channels import TlsFiles
 
 
@@ -27,6 +28,9 @@ class RegistryConfig:
     request_life_s: int = 7 * 86400
     # How often the epoch is read from the database, for changes made by another registry, seconds, > 0.
     poll_interval_s: float = 1.0
+    # How long a checkpoint is good for, seconds, at most 600, and how often a new one is made, seconds, less than that.
+    checkpoint_life_s: int = 600
+    checkpoint_interval_s: float = 120.0
     # How long running calls may take to end on SIGTERM, seconds, >= 0.
     drain_s: float = 10.0
     # Largest weights file that may be announced, bytes.
@@ -41,5 +45,9 @@ class RegistryConfig:
             raise ValueError("request_life_s must be at least 60")
         if self.poll_interval_s <= 0 or self.drain_s < 0:
             raise ValueError("poll_interval_s must be above 0 and drain_s not below 0")
+        if not 0 < self.checkpoint_interval_s < self.checkpoint_life_s <= MAX_LIFE_S:
+            raise ValueError(
+                f"checkpoint_interval_s must be above 0 and below checkpoint_life_s, that at most {MAX_LIFE_S}"
+            )
         if self.max_weights_bytes < 1 or self.max_rank < 1:
             raise ValueError("max_weights_bytes and max_rank must be positive")

@@ -140,7 +140,7 @@ class Publishing:
         if not move.changed:
             return row
         revisions.keep_verification(transaction, row, envelope)
-        return revisions.move(transaction, row, move, now_us=now_us)
+        return revisions.move(transaction, row, move, now_us=now_us, evidence=envelope)
 
     def approve(self, transaction: Transaction, row: RevisionRow, *, etag: str, now_us: int) -> RevisionRow:
         """Makes a revision ACTIVE and signs its record. Raises LoraportError as ApproveRevision says."""
@@ -159,7 +159,7 @@ class Publishing:
             sequence=transaction.epoch(),
             issued_time=now_us // 1_000_000,
         )
-        return revisions.move(transaction, row, move, now_us=now_us, record=seal(record, self._key))
+        return revisions.move(transaction, row, move, now_us=now_us, evidence=seal(record, self._key))
 
     def revoke(self, transaction: Transaction, row: RevisionRow, *, etag: str, reason: str, now_us: int) -> RevisionRow:
         """Takes a revision out of service for ever. Raises LoraportError as RevokeRevision says."""

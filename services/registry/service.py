@@ -18,6 +18,7 @@ from loraport.registry.v1 import (
     rollout_service_pb2_grpc,
     tenant_service_pb2_grpc,
 )
+from services.registry.checkpoints import Checkpoints
 from services.registry.config import RegistryConfig
 from services.registry.desk import Desk
 from services.registry.hub import EpochHub
@@ -29,6 +30,7 @@ from services.registry.servicers.audit import AuditServicer
 from services.registry.servicers.base_model import BaseModelServicer
 from services.registry.servicers.catalog import CatalogServicer
 from services.registry.servicers.key import KeyServicer
+from services.registry.servicers.log import LogServicer
 from services.registry.servicers.tenant import TenantServicer
 from services.registry.store.database import Database
 from services.registry.store.migrate import upgrade
@@ -70,7 +72,15 @@ class RegistryService:
             raise ConfigError(str(error).splitlines()[0]) from None
         self._server = Server(authorities)
         self._hub = EpochHub()
-        self._poll: asyncio.Task[None] | None = None
+        self._checkpoints = Checkpoints(
+            self._database,
+            _checkpoint_key(self._key),
+            self._hub,
+            self._clock,
+            life_s=config.checkpoint_life_s,
+            interval_s=config.checkpoint_interval_s,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
         self.port = 0
 
     async def start(self) -> None:
@@ -87,15 +97,15 @@ class RegistryService:
         key, certificate = self._config.tls.read()
         self.port = self._server.listen(self._config.listen, key=key, certificate=certificate, clients=True)
         await self._server.start()
-        self._poll = asyncio.create_task(self._follow_epoch())
+        self._tasks = [asyncio.create_task(self._follow_epoch()), asyncio.create_task(self._checkpoints.run())]
 
     async def stop(self) -> None:
         """Ends the watches, lets running calls end, closes the database."""
         self._hub.close()
         await self._server.stop(self._config.drain_s)
-        if self._poll is not None:
-            self._poll.cancel()
-            await asyncio.gather(self._poll, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._database.close()
 
     async def failed(self) -> None:
@@ -137,15 +147,15 @@ class RegistryService:
         add(adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server, AdapterServicer(desk, tokens, publishing))
         add(
             catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server,
-            CatalogServicer(self._database, self._hub),
+            CatalogServicer(self._database, self._hub, self._checkpoints),
         )
         add(audit_service_pb2_grpc.add_AuditServiceServicer_to_server, AuditServicer(desk, tokens))
+        add(log_service_pb2_grpc.add_LogServiceServicer_to_server, LogServicer(desk, tokens, self._checkpoints))
         # Part of the contract, not built yet: the generated servicers answer UNIMPLEMENTED.
         add(
             rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server,
             rollout_service_pb2_grpc.RolloutServiceServicer(),
         )
-        add(log_service_pb2_grpc.add_LogServiceServicer_to_server, log_service_pb2_grpc.LogServiceServicer())
 
     async def _follow_epoch(self) -> None:
         """Hears of changes that another registry on the same database made."""
@@ -155,6 +165,11 @@ class RegistryService:
                 self._hub.advance(await run_blocking(self._database.epoch))
             except LoraportError as error:
                 log.warning("epoch not read", reason=error.reason)
+
+
+def _checkpoint_key(registry: SigningKey) -> SigningKey:
+    """Returns the key that signs checkpoints; its public half is what `checkpoint_keys` gives to peers."""
+    return registry
 
 
 def _keys(config: RegistryConfig) -> tuple[SigningKey, TrustStore]:

@@ -81,6 +81,15 @@ REASONS = MappingProxyType(
         "ALIAS_LIVE": (Code.FAILED_PRECONDITION, "The alias serves already; use a rollout, or now with a reason."),
         "ROLLOUT_RUNNING": (Code.FAILED_PRECONDITION, "Another rollout of the adapter is running."),
         "CHECKPOINT_STALE": (Code.FAILED_PRECONDITION, "The registry's checkpoint is stale; nothing new is loaded."),
+        "CHECKPOINT_ROLLBACK": (
+            Code.FAILED_PRECONDITION,
+            "The registry's checkpoint is older than one seen before; nothing new is loaded.",
+        ),
+        "LOG_SPLIT_VIEW": (
+            Code.FAILED_PRECONDITION,
+            "The registry shows a log that contradicts the one seen before; nothing new is loaded. Audit it at once.",
+        ),
+        "SOURCE_UNUSABLE": (Code.FAILED_PRECONDITION, "The source gives something else than the files asked for."),
         "STALE_ETAG": (Code.ABORTED, "The resource changed since it was read; read it again."),
         # what is used up or down
         "QUOTA_EXCEEDED": (Code.RESOURCE_EXHAUSTED, "The tenant's quota is used up; see QuotaFailure and RetryInfo."),
@@ -93,10 +102,12 @@ REASONS = MappingProxyType(
         "LOADER_UNAVAILABLE": (Code.UNAVAILABLE, "The loader cannot be reached; retry."),
         "REGISTRY_UNAVAILABLE": (Code.UNAVAILABLE, "The registry cannot be reached; retry."),
         "STORE_UNAVAILABLE": (Code.UNAVAILABLE, "The object store cannot be reached; retry."),
+        "SOURCE_UNAVAILABLE": (Code.UNAVAILABLE, "The source cannot be reached, is too slow or broke off; retry."),
         # what went wrong
         "LOAD_CANCELLED": (Code.CANCELLED, "The load was stopped by CancelLoad; ask again to start it anew."),
         "DEADLINE_EXCEEDED": (Code.DEADLINE_EXCEEDED, "The deadline passed."),
         "DIGEST_MISMATCH": (Code.DATA_LOSS, "Stored bytes are not what was signed; they are not used."),
+        "LOG_DAMAGED": (Code.DATA_LOSS, "The registry's transparency log is damaged; audit it with `log verify`."),
         "NON_FINITE_LOGITS": (Code.INTERNAL, "The model gave NaN or infinite logits for this request."),
         "INTERNAL": (Code.INTERNAL, "A fault of the service; quote the incident id."),
         "NOT_IMPLEMENTED": (Code.UNIMPLEMENTED, "This call is part of the contract but not built yet."),

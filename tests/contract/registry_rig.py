@@ -27,6 +27,7 @@ from loraport.registry.v1 import base_model_service_pb2_grpc as base_stubs
 from loraport.registry.v1 import catalog_service_pb2_grpc as catalog_stubs
 from loraport.registry.v1 import key_service_pb2 as key_pb
 from loraport.registry.v1 import key_service_pb2_grpc as key_stubs
+from loraport.registry.v1 import log_service_pb2_grpc as log_stubs
 from loraport.registry.v1 import tenant_service_pb2 as tenant_pb
 from loraport.registry.v1 import tenant_service_pb2_grpc as tenant_stubs
 from services.registry.config import RegistryConfig
@@ -174,6 +175,9 @@ class Rig:
 
     def catalog(self, identity: str = "router") -> catalog_stubs.CatalogServiceStub:
         return catalog_stubs.CatalogServiceStub(self.channel(identity))
+
+    def log(self, identity: str = "executor") -> log_stubs.LogServiceStub:
+        return log_stubs.LogServiceStub(self.channel(identity))
 
     def audit(self, identity: str = "admin") -> audit_stubs.AuditServiceStub:
         return audit_stubs.AuditServiceStub(self.channel(identity))

@@ -124,12 +124,13 @@ async def test_changes_of_one_moment_reach_their_epoch_with_the_last_message(
         rig.service._database.listen(lambda epoch: None)
         for tenant in ("t1", "t2", "t3", "t4", "t5"):
             await rig.tenant(tenant)
-        rig.service._hub.advance(5)
+        # A tenant and a signer each.
+        rig.service._hub.advance(10)
         got = [await stream.read() for _ in range(3)]
         assert [(part.epoch, len(part.items), part.synced) for part in got] == [
             (0, 2, True),
             (0, 2, True),
-            (5, 1, True),
+            (10, 1, True),
         ]
         stream.cancel()
 

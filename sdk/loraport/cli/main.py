@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from loraport.cli import adapters, aliases, bases, dev, fleet, generate, tenants
+from loraport.cli import adapters, aliases, bases, dev, fleet, generate, log, tenants
 
 app = typer.Typer(
     name="loraport",
@@ -24,6 +24,7 @@ app.add_typer(tenants.signer_app, name="signer")
 app.add_typer(bases.app, name="base")
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(aliases.app, name="alias")
+app.add_typer(log.app, name="log")
 app.command("generate")(generate.generate)
 app.command("residency")(fleet.residency)
 app.command("queues")(fleet.queues)

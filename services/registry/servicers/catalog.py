@@ -4,14 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+import structlog
+
 from loraport.registry.v1 import catalog_service_pb2 as pb
 from loraport.registry.v1 import catalog_service_pb2_grpc as stubs
+from services.registry.checkpoints import Checkpoints
 from services.registry.hub import EpochHub
 from services.registry.servicers import convert
 from services.registry.store import feed
 from services.registry.store.database import Database
 from services.shared.catalog import Item
+from services.shared.errors import LoraportError
 from services.shared.rpc.server import run_blocking
+
+log = structlog.get_logger()
 
 _AGAIN_S = 0.1
 
@@ -19,29 +25,36 @@ _AGAIN_S = 0.1
 class CatalogServicer(stubs.CatalogServiceServicer):
     """Streams the catalog. A watcher's pace is its own: it reads what changed since what it last received."""
 
-    def __init__(self, database: Database, hub: EpochHub) -> None:
+    def __init__(self, database: Database, hub: EpochHub, checkpoints: Checkpoints) -> None:
         self._database = database
         self._hub = hub
+        self._checkpoints = checkpoints
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
         only = request.artefacts_only
         # Everything, in chunks of different moments; then what changed meanwhile, which makes it one moment's state.
         epoch = await run_blocking(self._database.epoch)
+        self._hub.advance(epoch)
         for kind in feed.kinds(artefacts_only=only):
             chunks = feed.scan(self._database, kind)
             while (items := await run_blocking(next, chunks, None)) is not None:
                 yield _response(epoch, items, synced=False)
-        synced = False
+        synced, sent = False, 0
+        # A watcher begins with a checkpoint of now: one that was made before its last connection would be a step back.
+        await self._renew()
         while True:
+            # The checkpoint before the changes, so that they reach at least as far.
+            edition, checkpoint = self._hub.checkpoint
             newest, items = await run_blocking(self._changes, epoch, only)
-            if newest > epoch or not synced:
-                for part in _parts(items, before=epoch, after=newest, synced=synced):
+            if newest > epoch or edition > sent or not synced:
+                envelope = checkpoint if edition > sent else b""
+                for part in _parts(items, before=epoch, after=newest, synced=synced, checkpoint=envelope):
                     yield part
-                epoch, synced = newest, True
+                epoch, synced, sent = newest, True, edition
             else:
                 # Woken for an epoch that this connection does not see yet, as on a lagging replica.
                 await asyncio.sleep(_AGAIN_S)
-            await self._hub.wait_above(epoch)
+            await self._hub.wait_above(epoch, edition=sent)
 
     async def GetEpoch(self, request: pb.GetEpochRequest, context: Any) -> pb.GetEpochResponse:
         epoch = await run_blocking(self._database.epoch)
@@ -49,17 +62,27 @@ class CatalogServicer(stubs.CatalogServiceServicer):
         self._hub.advance(epoch)
         return pb.GetEpochResponse(epoch=epoch)
 
+    async def _renew(self) -> None:
+        try:
+            await self._checkpoints.newest()
+        except LoraportError as error:
+            # Peers that get no checkpoint load nothing; they are told of revocations all the same.
+            log.error("a watch begins without a checkpoint", reason=error.reason, why=error.message)
+
     def _changes(self, since: int, only: bool) -> tuple[int, list[Item]]:
         return feed.changes(self._database, since, artefacts_only=only)
 
 
-def _parts(items: Sequence[Item], *, before: int, after: int, synced: bool) -> Iterator[pb.WatchResponse]:
-    """Cuts one moment's changes into messages; only the last one carries the new epoch and completes the state."""
+def _parts(
+    items: Sequence[Item], *, before: int, after: int, synced: bool, checkpoint: bytes
+) -> Iterator[pb.WatchResponse]:
+    """Cuts one moment's changes into messages; only the last one carries the new epoch and the checkpoint, and
+    completes the state."""
     chunks = [items[start : start + feed.CHUNK] for start in range(0, len(items), feed.CHUNK)] or [items]
     for chunk in chunks[:-1]:
         yield _response(before, chunk, synced=synced)
-    yield _response(after, chunks[-1], synced=True)
+    yield _response(after, chunks[-1], synced=True, checkpoint=checkpoint)
 
 
-def _response(epoch: int, items: Sequence[Item], *, synced: bool) -> pb.WatchResponse:
-    return pb.WatchResponse(epoch=epoch, items=map(convert.catalog_item, items), synced=synced)
+def _response(epoch: int, items: Sequence[Item], *, synced: bool, checkpoint: bytes = b"") -> pb.WatchResponse:
+    return pb.WatchResponse(epoch=epoch, items=map(convert.catalog_item, items), synced=synced, checkpoint=checkpoint)

@@ -4,12 +4,16 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, insert, or_, select, update
 
+from loraport.bundle.digest import sha256_digest
+from loraport.log.leaf import Kind
 from services.registry.paging import Key
 from services.registry.records import ApiKeyRow, SignerRow, TenantRow
+from services.registry.store import log
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build_all, build_optional, page
 from services.registry.store.tables import api_keys, signers, tenants
 from services.shared.errors import LoraportError
+from services.shared.names import tenant_name
 
 
 def find_tenant(connection: Connection, tenant: str) -> TenantRow | None:
@@ -54,6 +58,7 @@ def add_api_key(transaction: Transaction, row: ApiKeyRow) -> None:
     """Adds an API key; the caller has checked the tenant."""
     values = {column.name: getattr(row, column.name) for column in api_keys.columns}
     transaction.connection.execute(insert(api_keys).values(values | {"scopes": list(row.scopes)}))
+    _log_key(transaction, Kind.API_KEY_CREATED, row, now_us=row.create_us)
 
 
 def list_api_keys(connection: Connection, tenant: str, *, after: Key | None, limit: int) -> list[ApiKeyRow]:
@@ -74,6 +79,7 @@ def revoke_api_key(transaction: Transaction, tenant: str, key_id: str, *, now_us
     change = update(api_keys).where(of_key).values(revoke_us=now_us, epoch=transaction.epoch()).returning(api_keys)
     changed = build_optional(ApiKeyRow, transaction.connection.execute(change).first())
     assert changed is not None
+    _log_key(transaction, Kind.API_KEY_REVOKED, changed, now_us=now_us)
     return changed
 
 
@@ -94,6 +100,7 @@ def add_signer(transaction: Transaction, row: SignerRow) -> None:
         raise LoraportError("SIGNER_EXISTS", f"the {what} is in use by tenants/{row.tenant}/signers/{other}")
     values = {column.name: getattr(row, column.name) for column in signers.columns}
     transaction.connection.execute(insert(signers).values(values))
+    _log_signer(transaction, Kind.SIGNER_CREATED, row, now_us=row.create_us)
 
 
 def list_signers(connection: Connection, tenant: str, *, after: Key | None, limit: int) -> list[SignerRow]:
@@ -122,4 +129,16 @@ def revoke_signer(transaction: Transaction, tenant: str, signer: str, *, now_us:
     change = update(signers).where(of_signer).values(revoke_us=now_us).returning(signers)
     changed = build_optional(SignerRow, transaction.connection.execute(change).first())
     assert changed is not None
+    _log_signer(transaction, Kind.SIGNER_REVOKED, changed, now_us=now_us)
     return changed
+
+
+def _log_key(transaction: Transaction, kind: Kind, row: ApiKeyRow, *, now_us: int) -> None:
+    # The hash of a hash: the log may be read by those who may not have the stored hash itself.
+    resource, digest = f"{tenant_name(row.tenant)}/keys/{row.key_id}", sha256_digest(row.secret_hmac)
+    log.append(transaction, kind, resource=resource, digest=digest, now_us=now_us)
+
+
+def _log_signer(transaction: Transaction, kind: Kind, row: SignerRow, *, now_us: int) -> None:
+    resource, digest = f"{tenant_name(row.tenant)}/signers/{row.signer}", f"sha256:{row.key_id}"
+    log.append(transaction, kind, resource=resource, digest=digest, now_us=now_us)

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, insert, select, update
 
+from loraport.log.leaf import Kind
 from services.registry.paging import Key
 from services.registry.records import AdapterRow, AliasRow, RevisionRow
+from services.registry.store import log
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build, build_all, build_optional, page
 from services.registry.store.tables import adapters, aliases
@@ -85,14 +87,20 @@ def put_alias(transaction: Transaction, adapter: AdapterRow, alias: str, target:
     if find_alias(transaction.connection, adapter.adapter_id, alias) is not None:
         of_alias = (aliases.c.adapter_id == adapter.adapter_id) & (aliases.c.alias == alias)
         statement = update(aliases).where(of_alias).values(values).returning(aliases)
-        return build(AliasRow, transaction.connection.execute(statement).one())
+        return _logged(transaction, Kind.ALIAS_SET, build(AliasRow, transaction.connection.execute(statement).one()))
     key = {"adapter_id": adapter.adapter_id, "alias": alias, "tenant": adapter.tenant, "adapter": adapter.adapter}
     addition = insert(aliases).values(key | values).returning(aliases)
-    return build(AliasRow, transaction.connection.execute(addition).one())
+    return _logged(transaction, Kind.ALIAS_SET, build(AliasRow, transaction.connection.execute(addition).one()))
 
 
 def remove_alias(transaction: Transaction, row: AliasRow, *, now_us: int) -> AliasRow:
     """Removes an alias; a tombstone stays for the watchers."""
     of_alias = (aliases.c.adapter_id == row.adapter_id) & (aliases.c.alias == row.alias)
     change = update(aliases).where(of_alias).values(removed=True, update_us=now_us, epoch=transaction.epoch())
-    return build(AliasRow, transaction.connection.execute(change.returning(aliases)).one())
+    removed = build(AliasRow, transaction.connection.execute(change.returning(aliases)).one())
+    return _logged(transaction, Kind.ALIAS_DELETED, removed)
+
+
+def _logged(transaction: Transaction, kind: Kind, row: AliasRow) -> AliasRow:
+    log.append(transaction, kind, resource=row.name, digest=row.revision_id, now_us=row.update_us)
+    return row

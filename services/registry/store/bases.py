@@ -4,12 +4,15 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, insert, literal, select
 
+from loraport.log.leaf import Kind
 from services.registry.paging import Key
 from services.registry.records import BaseRow
+from services.registry.store import log
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build_all, build_optional, page
 from services.registry.store.tables import base_models
 from services.shared.errors import LoraportError
+from services.shared.names import base_model_name
 
 
 def find_base(connection: Connection, base_model: str) -> BaseRow | None:
@@ -55,4 +58,5 @@ def add_base(transaction: Transaction, base_model: str, *, base_id: str, spec_js
         "epoch": transaction.epoch(),
     }
     connection.execute(insert(base_models).values(values))
+    log.append(transaction, Kind.BASE_MODEL, resource=base_model_name(base_model), digest=base_id, now_us=now_us)
     return BaseRow(**values)  # type: ignore[arg-type]

@@ -1,13 +1,17 @@
-"""Revisions and their documents."""
+"""Revisions and their documents. Every change is a leaf of the log, whoever makes it."""
 
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from loraport.bundle.digest import sha256_digest
+from loraport.log.leaf import Kind
 from services.registry.catalog import Move
+from services.registry.lifecycle import State
 from services.registry.paging import Key
 from services.registry.records import Findings, RevisionRow
+from services.registry.store import log
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build, build_all, build_optional, page
 from services.registry.store.tables import adapters, revision_documents, revisions
@@ -65,27 +69,34 @@ def add(transaction: Transaction, row: RevisionRow, *, adapter_id: int, envelope
             adapter_id=row.adapter_id, version=row.version, manifest_envelope=envelope, verification_envelope=None
         )
     )
+    _log(transaction, row, Kind.ANNOUNCED, envelope, now_us=row.create_us)
     return row
 
 
 def supersede(transaction: Transaction, row: RevisionRow, *, state: str, reasons: Findings, now_us: int) -> None:
     """Makes a row history: another announcement of its content becomes the current one."""
     _update(transaction, row, {"current": False, "state": state, "reasons": _json(reasons), "update_us": now_us})
+    _log(transaction, row, Kind.QUARANTINED, None, now_us=now_us)
 
 
 def move(
-    transaction: Transaction, row: RevisionRow, to: Move, *, now_us: int, record: bytes | None = None
+    transaction: Transaction, row: RevisionRow, to: Move, *, now_us: int, evidence: bytes | None = None
 ) -> RevisionRow:
-    """Moves a revision to another state; returns it as it is then."""
+    """Moves a revision to another state; returns it as it is then.
+
+    `evidence` is the signed envelope that says so: the loader's, or the registry's record, which is kept in the row.
+    """
     values: dict[str, Any] = {
         "state": str(to.state),
         "reasons": _json(to.reasons),
         "warnings": _json(to.warnings),
         "update_us": now_us,
     }
-    if record is not None:
-        values["record_envelope"] = record
-    return _update(transaction, row, values)
+    if to.state is State.ACTIVE and evidence is not None:
+        values["record_envelope"] = evidence
+    moved = _update(transaction, row, values)
+    _log(transaction, moved, _KINDS[to.state], evidence, now_us=now_us)
+    return moved
 
 
 def keep_verification(transaction: Transaction, row: RevisionRow, envelope: bytes) -> None:
@@ -99,6 +110,19 @@ def _update(transaction: Transaction, row: RevisionRow, values: dict[str, Any]) 
     of_row = (revisions.c.adapter_id == row.adapter_id) & (revisions.c.version == row.version)
     change = update(revisions).where(of_row).values(values | {"epoch": transaction.epoch()}).returning(revisions)
     return build(RevisionRow, transaction.connection.execute(change).one())
+
+
+_KINDS = {
+    State.VERIFIED: Kind.VERIFIED,
+    State.QUARANTINED: Kind.QUARANTINED,
+    State.ACTIVE: Kind.RECORD,
+    State.REVOKED: Kind.REVOKED,
+}
+
+
+def _log(transaction: Transaction, row: RevisionRow, kind: Kind, evidence: bytes | None, *, now_us: int) -> None:
+    digest = row.revision_id if evidence is None else sha256_digest(evidence)
+    log.append(transaction, kind, resource=row.name, digest=digest, now_us=now_us)
 
 
 def _json(findings: Findings) -> list[list[str]]:

@@ -184,3 +184,26 @@ request_results = Table(
     Column("create_us", BigInteger, nullable=False, index=True),
     Column("response", LargeBinary, nullable=False),
 )
+
+# The transparency log. Triggers let rows be added and nothing else.
+log_leaves = Table(
+    "log_leaves",
+    METADATA,
+    Column("leaf_index", BigInteger, primary_key=True, autoincrement=False),
+    Column("revocation", Boolean, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index(
+        "ix_log_leaves_revocation",
+        "leaf_index",
+        sqlite_where=text("revocation"),
+        postgresql_where=text("revocation"),
+    ),
+)
+
+log_nodes = Table(
+    "log_nodes",
+    METADATA,
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("node_index", BigInteger, primary_key=True, autoincrement=False),
+    Column("hash", LargeBinary(32), nullable=False),
+)

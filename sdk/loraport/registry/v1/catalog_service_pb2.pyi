@@ -17,14 +17,16 @@ class WatchRequest(_message.Message):
     def __init__(self, artefacts_only: _Optional[bool] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("epoch", "items", "synced")
+    __slots__ = ("epoch", "items", "synced", "checkpoint")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     items: _containers.RepeatedCompositeFieldContainer[CatalogItem]
     synced: bool
-    def __init__(self, epoch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[CatalogItem, _Mapping]]] = ..., synced: _Optional[bool] = ...) -> None: ...
+    checkpoint: bytes
+    def __init__(self, epoch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[CatalogItem, _Mapping]]] = ..., synced: _Optional[bool] = ..., checkpoint: _Optional[bytes] = ...) -> None: ...
 
 class CatalogItem(_message.Message):
     __slots__ = ("tenant", "key", "base_model", "revision", "alias")

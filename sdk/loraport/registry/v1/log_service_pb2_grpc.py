@@ -62,7 +62,8 @@ class LogServiceServicer:
     """
 
     def GetCheckpoint(self, request, context):
-        """Returns the newest signed checkpoint. Idempotent. Errors: `UNAVAILABLE` (`REGISTRY_UNAVAILABLE`).
+        """Returns the newest signed checkpoint, made anew when the log has grown. Idempotent. Errors: `UNAVAILABLE`
+        (`REGISTRY_UNAVAILABLE`), `DATA_LOSS` (`LOG_DAMAGED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,213 @@
+"""`loraport log`: what the registry has ever said, and whether its copies still say the same."""
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from loraport.cli.views import DEFAULT_DATA, Data, Json, print_json, print_rows, say, wrong_use
+
+if TYPE_CHECKING:
+    from loraport.admin import AdminClient
+    from loraport.log.audit import Audit
+    from loraport.log.checkpoint import Checkpoint
+
+app = typer.Typer(help="The transparency log: every record, alias, approval and revocation.", no_args_is_help=True)
+
+Trust = Annotated[
+    Path | None, typer.Option(help="Directory of the roles' public keys. Default: trust in the data directory.")
+]
+
+
+@app.command("verify")
+def verify(
+    copy: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Audit this copy instead of the registry's rows.")
+    ] = None,
+    trust: Trust = None,
+    memory: Annotated[
+        Path | None,
+        typer.Option(help="File of what the last audit accepted. Default: state/log-audit.json in the data directory."),
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    as_json: Json = False,
+) -> int:
+    """Audit the whole log against the signed checkpoint, and name the first row that was edited, dropped or moved."""
+    from loraport.admin import AdminClient
+    from loraport.log.copy import read_checkpoint, read_leaves
+
+    keys = _keys(trust or data / "trust")
+    memory = memory or data / "state" / "log-audit.json"
+    if copy is not None:
+        checkpoint = _open(read_checkpoint(copy), keys)
+        result = _audit(read_leaves(copy), checkpoint, memory, older_is_fine=True)
+    else:
+        with AdminClient.local(data) as admin:
+            checkpoint = _open(admin.get_checkpoint().envelope, keys)
+            if checkpoint.expires < time.time():
+                raise ValueError("the registry's checkpoint has expired: nobody knows what happened since")
+            rows = (leaf.body for leaf in admin.list_leaves())
+            result = _locate(admin, _audit(rows, checkpoint, memory, older_is_fine=False), checkpoint)
+    _show(result, checkpoint, as_json)
+    return 0 if result.good else 1
+
+
+@app.command("checkpoint")
+def checkpoint(trust: Trust = None, data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
+    """Show the registry's newest checkpoint, its signature checked."""
+    from loraport.admin import AdminClient
+
+    with AdminClient.local(data) as admin:
+        found = _open(admin.get_checkpoint().envelope, _keys(trust or data / "trust"))
+    row = {
+        "tree_size": found.tree_size,
+        "root_hash": found.root_hash,
+        "catalog_epoch": found.catalog_epoch,
+        "revocation_epoch": found.revocation_epoch,
+        "issue_time": _time(found.issued),
+        "expire_time": _time(found.expires),
+        "fresh": time.time() <= found.expires,
+    }
+    if as_json:
+        print_json(row)
+    else:
+        for name, value in row.items():
+            say(f"{name.replace('_', ' '):<17}{value}")
+
+
+@app.command("list")
+def list_leaves(
+    start: Annotated[int, typer.Option(min=0, help="Index of the first leaf.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, help="Most leaves to show.")] = 50,
+    data: Data = DEFAULT_DATA,
+    as_json: Json = False,
+) -> None:
+    """List leaves as the registry shows them; `verify` says whether to believe it."""
+    from loraport.admin import AdminClient
+    from loraport.log.leaf import parse_leaf
+
+    with AdminClient.local(data) as admin:
+        leaves = [parse_leaf(leaf.body) for leaf in islice(admin.list_leaves(start=start), limit)]
+    rows = [
+        {
+            "index": leaf.index,
+            "time": _time(leaf.time),
+            "kind": leaf.kind,
+            "resource": leaf.resource,
+            "digest": leaf.digest,
+        }
+        for leaf in leaves
+    ]
+    columns = ("index", "time", "kind", "resource", "digest")
+    print_rows(rows, as_json=as_json, columns=columns, empty="no leaves from there on")
+
+
+@app.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(help="File to write: the checkpoint, then one leaf a line.")],
+    data: Data = DEFAULT_DATA,
+    as_json: Json = False,
+) -> None:
+    """Copy the log and its signed checkpoint into a file, which anybody can audit with `verify --from`."""
+    from loraport.admin import AdminClient
+    from loraport.log.copy import write_copy
+
+    with AdminClient.local(data) as admin:
+        # The checkpoint first: the leaves that are read after it are at least those that it counts.
+        newest = admin.get_checkpoint()
+        leaves = (leaf.body for leaf in islice(admin.list_leaves(), newest.tree_size))
+        count = write_copy(file, newest.envelope, leaves)
+    if as_json:
+        print_json({"path": str(file), "leaf_count": count})
+    else:
+        say(f"{count} leaves in {file}; audit it with: loraport log verify --from {file}")
+
+
+def _keys(folder: Path) -> dict[str, bytes]:
+    """Returns the keys that checkpoints may be signed with."""
+    from loraport.bundle.envelope import key_id
+
+    keys = {}
+    for path in sorted({*folder.glob("registry.pub"), *folder.glob("registry.*.pub")}):
+        pem = path.read_bytes()
+        keys[key_id(pem)] = pem
+    if not keys:
+        raise wrong_use(f"--trust: {folder} holds no public key of the registry")
+    return keys
+
+
+def _open(envelope: bytes, keys: Mapping[str, bytes]) -> "Checkpoint":
+    from loraport.log.checkpoint import CheckpointError, open_checkpoint
+
+    try:
+        return open_checkpoint(envelope, keys, now=time.time())
+    except CheckpointError as error:
+        raise ValueError(f"the checkpoint proves nothing: {error}") from None
+
+
+def _audit(rows: Iterable[bytes], checkpoint: "Checkpoint", memory: Path, *, older_is_fine: bool) -> "Audit":
+    """Audits rows against the checkpoint and what the last audit accepted, which a good result raises."""
+    from loraport.log.audit import audit, contradiction
+    from loraport.log.checkpoint import Floor
+    from loraport.log.copy import read_floor, write_floor
+
+    floor = read_floor(memory)
+    older = floor is not None and checkpoint.tree_size < floor.tree_size
+    refused = contradiction(checkpoint, floor) if floor is not None and not (older and older_is_fine) else None
+    result = audit(rows, checkpoint, floor=floor, refused=refused)
+    if result.good and not older:
+        write_floor(memory, Floor().raised(checkpoint))
+    return result
+
+
+def _locate(admin: "AdminClient", result: "Audit", checkpoint: "Checkpoint") -> "Audit":
+    """Narrows a rewritten log down to its first row, by proofs that the signed root vouches for."""
+    from dataclasses import replace
+
+    from loraport.log.audit import first_difference
+    from loraport.log.merkle import leaf_hash, verify_inclusion
+
+    finding = result.finding
+    if finding is None or finding.code != "REWRITTEN" or result.root_hash == checkpoint.root_hash:
+        return result
+    size, root = checkpoint.tree_size, bytes.fromhex(checkpoint.root_hash)
+
+    def differs(index: int) -> bool:
+        body = next(iter(admin.list_leaves(start=index))).body
+        proof = admin.inclusion_proof(index, size)
+        return not verify_inclusion(leaf_hash(body), index, size, list(proof.hashes), root)
+
+    index = first_difference(size, differs)
+    detail = "this row and all after it are not those that the root was signed for"
+    return replace(result, finding=replace(finding, index=index, detail=detail))
+
+
+def _show(result: "Audit", checkpoint: "Checkpoint", as_json: bool) -> None:
+    finding = result.finding
+    value: dict[str, Any] = {
+        "good": result.good,
+        "tree_size": checkpoint.tree_size,
+        "row_count": result.row_count,
+        "signed_root": checkpoint.root_hash,
+        "root_hash": result.root_hash,
+        "issue_time": _time(checkpoint.issued),
+        "code": finding.code if finding else None,
+        "first_row": finding.index if finding else None,
+        "detail": finding.detail if finding else None,
+    }
+    if as_json:
+        print_json(value)
+    elif finding is None:
+        say(f"good: all {checkpoint.tree_size} rows are those that were signed at {value['issue_time']}")
+        say(f"root {checkpoint.root_hash}")
+    else:
+        say(f"BAD: {finding.code} at row {finding.index}: {finding.detail}")
+        say(f"signed root {checkpoint.root_hash} of {checkpoint.tree_size} rows; {result.row_count} rows read")
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,120 @@
+"""Makes the registry's checkpoints: every few minutes, after every revocation, and when somebody asks.
+
+A registry that has signed one tree signs no tree that contradicts it: when the database no longer yields the root that
+was signed last, somebody has changed it, and peers are left to go stale rather than told a second history.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+from sqlalchemy import Connection
+
+from loraport.bundle.envelope import SigningKey
+from loraport.log.checkpoint import Checkpoint, seal_checkpoint
+from services.registry.hub import EpochHub
+from services.registry.store import log as translog
+from services.registry.store.database import Database
+from services.shared.clock import Clock
+from services.shared.errors import LoraportError
+from services.shared.rpc.server import run_blocking
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+# Several revocations within this time share a checkpoint.
+GATHER_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A checkpoint and its signed envelope."""
+
+    checkpoint: Checkpoint
+    envelope: bytes
+
+
+class Checkpoints:
+    """Issues checkpoints, each newer than the one before, and tells the hub of them. Belongs to one event loop."""
+
+    def __init__(
+        self, database: Database, key: SigningKey, hub: EpochHub, clock: Clock, *, life_s: int, interval_s: float
+    ) -> None:
+        """`key` is the one of `services.shared.checkpoint.checkpoint_keys`."""
+        self._database = database
+        self._key = key
+        self._hub = hub
+        self._clock = clock
+        self._life_s = life_s
+        self._interval_s = interval_s
+        self._last: Issued | None = None
+        self._turn = asyncio.Lock()
+
+    async def newest(self) -> Issued:
+        """Returns a checkpoint of everything that this registry knows to be committed.
+
+        Raises:
+            LoraportError: LOG_DAMAGED, or REGISTRY_UNAVAILABLE.
+        """
+        async with self._turn:
+            last = self._last
+            if last is None or self._age() >= self._interval_s or self._hub.epoch > last.checkpoint.catalog_epoch:
+                last = self._last = await run_blocking(self._make)
+                self._hub.publish(last.envelope)
+            return last
+
+    async def run(self) -> None:
+        """Keeps peers supplied until the hub is closed."""
+        while not self._hub.closed:
+            epoch = self._hub.epoch
+            try:
+                if await self._due():
+                    await self.newest()
+                delay = max(self._interval_s - self._age(), GATHER_S)
+            except LoraportError as error:
+                log.error("no checkpoint", reason=error.reason, why=error.message)
+                delay = RETRY_S
+            try:
+                async with asyncio.timeout(delay):
+                    await self._hub.wait_above(epoch)
+                await asyncio.sleep(GATHER_S)
+            except TimeoutError:
+                pass
+            except LoraportError:
+                return
+
+    async def _due(self) -> bool:
+        if self._last is None or self._age() >= self._interval_s:
+            return True
+        return bool(await run_blocking(self._revocation_epoch) > self._last.checkpoint.revocation_epoch)
+
+    def _age(self) -> float:
+        return self._interval_s if self._last is None else self._clock.now() - self._last.checkpoint.issued
+
+    def _revocation_epoch(self) -> int:
+        with self._database.read() as connection:
+            return translog.revocation_epoch(connection)
+
+    def _make(self) -> Issued:
+        with self._database.read() as connection:
+            state = translog.state(connection)
+            if self._last is not None:
+                _require_extension(connection, state, self._last.checkpoint)
+        issued = int(self._clock.now())
+        checkpoint = Checkpoint(
+            tree_size=state.tree_size,
+            root_hash=state.root_hash.hex(),
+            catalog_epoch=state.catalog_epoch,
+            revocation_epoch=state.revocation_epoch,
+            issued=issued,
+            expires=issued + self._life_s,
+        )
+        return Issued(checkpoint, seal_checkpoint(checkpoint, self._key))
+
+
+def _require_extension(connection: Connection, state: translog.LogState, last: Checkpoint) -> None:
+    """Raises LoraportError (LOG_DAMAGED) unless the log begins with the one that was signed last."""
+    if state.tree_size < last.tree_size:
+        raise LoraportError("LOG_DAMAGED", f"the log had {last.tree_size} leaves and has {state.tree_size}")
+    if translog.root(connection, last.tree_size).hex() != last.root_hash:
+        raise LoraportError("LOG_DAMAGED", f"the first {last.tree_size} leaves are not those that were signed")
