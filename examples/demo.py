@@ -328,25 +328,23 @@ def compare_with_peft(rows: list[Row], base: Path) -> list[Row]:
     for name in others:
         model.load_adapter(ADAPTERS / name, adapter_name=name)
     model.eval()
-    return [replace(row, matches_peft=is_greedy(model, row)) for row in rows]
+    return [replace(row, matches_peft=greedy(model, row) == row.token_ids) for row in rows]
 
 
-def is_greedy(model: Any, row: Row) -> bool:
-    """Says whether greedy decoding by `model` gives a row's answer.
-
-    It does exactly when every token is the likeliest one after all before it, and the end token is where the answer
-    stops before its limit. One pass over prompt and answer looks at all steps, without a cache.
-    """
+def greedy(model: Any, row: Row) -> list[int]:
+    """Returns what greedy decoding by `model` answers to a row's prompt, without the end token."""
     import torch
 
     if row.adapter is not None:
         model.set_adapter(row.adapter)
+    prompt = torch.tensor([row.prompt_token_ids])
     with torch.inference_mode(), model.disable_adapter() if row.adapter is None else contextlib.nullcontext():
-        logits = model(input_ids=torch.tensor([row.prompt_token_ids + row.token_ids]), use_cache=False).logits[0]
-    greedy = logits[len(row.prompt_token_ids) - 1 :].argmax(-1).tolist()
+        out = model.generate(
+            input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=MAX_TOKENS, do_sample=False
+        )
+    answer: list[int] = out[0, prompt.shape[1] :].tolist()
     ends = model.generation_config.eos_token_id
-    ended = len(row.token_ids) == MAX_TOKENS or greedy[-1] in (ends if isinstance(ends, list) else [ends])
-    return ended and greedy[:-1] == row.token_ids
+    return answer[:-1] if answer[-1] in (ends if isinstance(ends, list) else [ends]) else answer
 
 
 def show(rows: list[Row]) -> None:

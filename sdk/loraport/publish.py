@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 from loraport.admin import AdminClient
 from loraport.bundle.base import BaseSpec
 from loraport.bundle.bundle_dir import BundleFiles, read_bundle_dir
-from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, SigningKey, sign_envelope
-from loraport.bundle.manifest import build_manifest
+from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, SigningKey, claimed_payload, sign_envelope
+from loraport.bundle.manifest import build_manifest, parse_manifest
 from loraport.bundle.verdict import Verdict, Violation
 from loraport.bundle.verify import verify_bundle
 from loraport.errors import LoraportError
@@ -97,7 +97,7 @@ def publish(
                 reasons=verdict.violations,
                 warnings=verdict.warnings,
             )
-        known = _find_revision(admin, verdict.revision_id, tenant, adapter, version)
+        known = _find_revision(admin, verdict, tenant, adapter, version)
         if known is None:
             source = Path(directory).absolute().name
             envelope = sign_manifest(verdict, signer, adapter=adapter, version=number, source=source, notes=notes)
@@ -165,18 +165,31 @@ def upload_parts(session: bytes, config: bytes, weights: BinaryIO) -> Iterator[U
 
 
 def _find_revision(
-    admin: AdminClient, revision_id: str, tenant: str, adapter: str, version: int | None
+    admin: AdminClient, verdict: Verdict, tenant: str, adapter: str, version: int | None
 ) -> Revision | None:
-    """Returns the revision if these bytes are registered under this adapter (and version, where one is asked for)."""
+    """Returns the revision if these bytes are registered under this adapter (and version, where one is asked for).
+
+    A quarantined announcement, or a pending one of another config, is none of these bytes: they are announced anew,
+    under the next version. So an upload that was spoiled on its way costs a version number and nothing else.
+    """
+    assert verdict.revision_id is not None
     try:
-        known = admin.get_revision(revision_id)
+        known = admin.get_revision(verdict.revision_id)
     except LoraportError as error:
         if error.reason == "REVISION_NOT_FOUND":
             return None
         raise
     same = known.name.startswith(f"tenants/{tenant}/adapters/{adapter}/revisions/")
+    if same and (state_name(known) == "QUARANTINED" or (state_name(known) == "PENDING" and not _of(verdict, known))):
+        return None
     # Anything else is for the registry to judge; it answers REVISION_EXISTS.
     return known if same and version in (None, known.version) else None
+
+
+def _of(verdict: Verdict, known: Revision) -> bool:
+    """Says whether an announcement was signed for the config that was verified now."""
+    payload = claimed_payload(known.manifest_envelope, payload_type=IN_TOTO_PAYLOAD_TYPE)
+    return parse_manifest(payload).config_digest == verdict.config_digest
 
 
 def _upload(admin: AdminClient, session: bytes, files: BundleFiles) -> tuple[str, tuple[Violation, ...]]:
