@@ -1,14 +1,15 @@
-"""The intake of uploads: receive, quarantine, verify, promote, report. The table decides, this does.
+"""The intake of bundles: receive, quarantine, verify, promote, report. The table decides, this does.
 
-Receiving belongs to the client's call and ends with it. Once all bytes are here the rest is the loader's own job: it
-goes on when the client hangs up, and its result is the registry's to keep. Two uploads of one revision take turns.
+An upload's bytes are sent by a client, an import's are fetched; from there on they go one and the same way. Receiving
+belongs to the client's call and ends with it. Once all bytes are here the rest is the loader's own job: it goes on when
+the client hangs up, and its result is the registry's to keep. Two intakes of one revision take turns.
 """
 
 import asyncio
 import contextlib
 import io
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -20,9 +21,9 @@ from loraport.bundle.manifest import Manifest
 from services.loader.examine import Findings, examine, promote, verification_of
 from services.loader.manifests import read_manifest
 from services.loader.ports import ObjectStore, RegistryPort
-from services.loader.receive import Part, Received, read_session, receive
+from services.loader.receive import Part, Received, first_envelope, read_session, receive
 from services.loader.slots import Slots
-from services.loader.stages import Act, Broke, Ended, Event, IntakeLife, IntakeState, Refused
+from services.loader.stages import Act, Broke, Ended, Event, IntakeLife, IntakeState, Refused, Report
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.statements import TrustedKeys, UploadSession, seal
@@ -35,6 +36,7 @@ WAIT_FOR_TURN_S = 30.0
 REPORT_PAUSES_S = (0.2, 1.0, 3.0)
 
 Row = tuple[str, str, str]
+Observe = Callable[[Report], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class _Job:
     received: Received
     life: IntakeLife
     prefix: str
+    observe: Observe
     quarantined: bool = False
     findings: Findings | None = None
     outcome: Outcome | None = None
@@ -105,24 +108,48 @@ class Intake:
         self._turns = Slots(None, per_key=1)  # of revisions, and of digests
         self._jobs: set[asyncio.Task[Outcome]] = set()
 
-    async def upload(self, parts: AsyncIterator[Part]) -> Outcome:
+    async def upload(self, parts: AsyncGenerator[Part, None]) -> Outcome:
         """Takes one upload from its session to the registry's answer.
 
         Raises:
             LoraportError: INVALID_REQUEST, INVALID_SESSION, UPLOAD_TOO_LARGE, OVERLOADED, STORAGE_FULL,
                 STORE_UNAVAILABLE, REGISTRY_UNAVAILABLE, or the registry's own reason for taking no result.
         """
-        limits = self._limits
+        envelope = await first_envelope(parts)
+        return await self._take(envelope, lambda _: parts, lambda _: None)
+
+    async def fetch(
+        self, envelope: bytes, source: Callable[[UploadSession], AsyncGenerator[Part, None]], *, observe: Observe
+    ) -> Outcome:
+        """Takes in what `source` gives for the session of `envelope`; it is asked only once the session is good.
+
+        `observe` hears of every stage that ends, FETCH being the source's.
+
+        Raises:
+            LoraportError: as `upload`, or what the source raises.
+        """
+        return await self._take(envelope, source, observe)
+
+    async def _take(
+        self, envelope: bytes, source: Callable[[UploadSession], AsyncGenerator[Part, None]], observe: Observe
+    ) -> Outcome:
+        limits, clock = self._limits, self._clock
+        started = clock.monotonic()
         session = await read_session(
-            parts, self._trusted, now=self._clock.now(), max_weights_bytes=limits.max_weights_bytes
+            envelope, self._trusted, now=clock.now(), max_weights_bytes=limits.max_weights_bytes
         )
+        parts = source(session)
         async with contextlib.AsyncExitStack() as turn:
             await self._wait_for_turn(turn, session.tenant)
             manifest, outcome = await self._look_up(session)
             if outcome is not None:
                 return outcome
             base = await self._registry.base_spec(session.base_model)
-            received = await receive(parts, weights_size=session.weights_size, spool_dir=limits.spool_dir)
+            resolved = clock.monotonic()
+            observe(Report("RESOLVE", (resolved - started) * 1000, 0))
+            async with contextlib.aclosing(parts):
+                received = await receive(parts, weights_size=session.weights_size, spool_dir=limits.spool_dir)
+            observe(Report("FETCH", (clock.monotonic() - resolved) * 1000, session.weights_size))
             job = _Job(
                 session=session,
                 manifest=manifest,
@@ -130,6 +157,7 @@ class Intake:
                 received=received,
                 life=IntakeLife(cause=f"{session.revision_id} upload {session.upload_id:.64}"),
                 prefix=f"{self._run}/{uuid.uuid4().hex}",
+                observe=observe,
                 turn=turn.pop_all(),
             )
         task = asyncio.create_task(self._complete(job))
@@ -190,7 +218,10 @@ class Intake:
                     return judged
                 acts: tuple[Act, ...] = (Act.RUN,)
                 while acts == (Act.RUN,):
+                    known = len(job.life.reports)
                     acts = job.life.handle(await self._stage(job))
+                    for report in job.life.reports[known:]:
+                        job.observe(report)
                 assert acts == (Act.CLEAN,), job.life.story()
             finally:
                 await self._clean(job)

@@ -45,19 +45,22 @@ class Received:
     weights: BinaryIO
 
 
-async def read_session(
-    parts: AsyncIterator[Part], trusted: TrustedKeys, *, now: float, max_weights_bytes: int
-) -> UploadSession:
-    """Returns the session that an upload begins with.
-
-    Raises:
-        LoraportError: INVALID_REQUEST, INVALID_SESSION, or UPLOAD_TOO_LARGE when it announces too much.
-    """
+async def first_envelope(parts: AsyncIterator[Part]) -> bytes:
+    """Returns the session's envelope, with which an upload begins. Raises LoraportError (INVALID_REQUEST)."""
     first = await anext(parts, None)
     if not isinstance(first, SessionPart):
         raise LoraportError("INVALID_REQUEST", "the first message of an upload must be its session", subject="session")
+    return first.envelope
+
+
+async def read_session(envelope: bytes, trusted: TrustedKeys, *, now: float, max_weights_bytes: int) -> UploadSession:
+    """Returns the session of an envelope.
+
+    Raises:
+        LoraportError: INVALID_SESSION, or UPLOAD_TOO_LARGE when it announces too much.
+    """
     try:
-        session: UploadSession = await run_blocking(_open, first.envelope, trusted, now)
+        session: UploadSession = await run_blocking(_open, envelope, trusted, now)
     except StatementError as error:
         raise LoraportError("INVALID_SESSION", f"the upload session is not valid: {error}") from None
     legal = is_id(session.tenant) and is_id(session.base_model) and session.weights_size >= 1
