@@ -100,7 +100,7 @@ class Admission:
         decision = choose(self._fleet.view(), _wish(grant.request, excluded))
         if not decision.executor:
             return False
-        old, grant.flight = grant.flight, self._fleet.begin(decision.executor, grant.request.revision_id)
+        old, grant.flight = grant.flight, self._begin(decision.executor, grant.request)
         old.release()
         return True
 
@@ -117,13 +117,16 @@ class Admission:
             request = self._queue.take(view.bases_with_room(), partial(_fits, view))
             if request is None:
                 return
-            flight = self._fleet.begin(choose(view, _wish(request)).executor, request.revision_id)
+            flight = self._begin(choose(view, _wish(request)).executor, request)
             grant = Grant(request, flight, partial(self._queue.finish, request.id))
             waiter = self._waiters.get(request.id)
             if waiter is None or waiter.done():
                 grant.release()
             else:
                 waiter.set_result(grant)
+
+    def _begin(self, executor: str, request: Waiting) -> Flight:
+        return self._fleet.begin(executor, request.revision_id, answers=request.answers)
 
     async def _sweep(self) -> None:
         while True:

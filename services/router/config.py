@@ -43,7 +43,8 @@ class RouterConfig:
     queue_residence_s: float = 30.0
     # How long a request waits while no executor of its base serves, then EXECUTOR_UNAVAILABLE.
     executor_wait_s: float = 2.0
-    # Most requests sent to one executor and not ended; what is over it waits here, where it is ordered fairly.
+    # Most answers awaited from one executor (a request has `n` of them); what is over it waits here, where it is
+    # ordered fairly.
     executor_window: int = 32
     # Limits of a request, besides the model's context.
     max_prompt_tokens: int = 131_072
@@ -53,6 +54,8 @@ class RouterConfig:
     # Nominal cost of a token, for fairness only: milliseconds of work.
     prefill_ms_per_token: float = 1.0
     decode_ms_per_token: float = 2.0
+    # A caller that does not take what is ready for so long has gone; its place goes to others.
+    max_unread_s: float = 10.0
     # How often every executor is asked for its state.
     poll_interval_s: float = 1.0
     # How long running requests may take to end when the router stops.
@@ -68,7 +71,7 @@ class RouterConfig:
         for name in ("max_queued", "max_running", "executor_window", "max_prompt_tokens", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("queue_residence_s", "max_request_s", "poll_interval_s", "decode_ms_per_token"):
+        for name in ("queue_residence_s", "max_request_s", "max_unread_s", "poll_interval_s", "decode_ms_per_token"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
         for name in ("executor_wait_s", "drain_s", "prefill_ms_per_token"):

@@ -2,11 +2,14 @@
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from services.router.bases import Bases, ServedBase
 from services.router.catalog_view import RecordChecker, Target, check_target, inactive, not_found, resolve, resolve_base
 from services.router.fleet import Fleet
+from services.router.lanes import SHORT_CHARS, Lanes
 from services.router.ports import Catalog
 from services.router.validate import Prompt, RequestLimits, Sampling, check_prompt, check_request, fit_context
 from services.shared.catalog import RevisionItem
@@ -66,6 +69,7 @@ class Door:
         self._fleet = fleet
         self._max_prompt_tokens = max_prompt_tokens
         self._max_tokens = max_tokens
+        self._lanes = Lanes()
 
     async def admit(self, tenant: str, ask: Ask) -> Job:
         """Returns the job.
@@ -84,7 +88,7 @@ class Door:
             first_token_timeout_s=ask.first_token_timeout_s,
             limits=limits,
         )
-        token_ids = await self._tokenize(base, ask.prompt)
+        token_ids = await self._tokenize(tenant, base, ask.prompt)
         owner = self._catalog.view.tenants.get(tenant)
         return Job(
             id=uuid.uuid4().hex,
@@ -104,7 +108,7 @@ class Door:
         faults = FaultList()
         check_prompt(prompt, faults, vocab_size=base.vocab_size)
         faults.raise_if_any()
-        return await self._tokenize(base, prompt)
+        return await self._tokenize(tenant, base, prompt)
 
     async def _resolve(self, tenant: str, target: Target) -> tuple[ServedBase, RevisionItem | None]:
         faults = FaultList()
@@ -142,10 +146,19 @@ class Door:
             max_tokens=self._max_tokens,
         )
 
-    async def _tokenize(self, base: ServedBase, prompt: Prompt) -> tuple[int, ...]:
-        """Runs in a thread: a megabyte of text takes a while, and the event loop serves everybody."""
+    async def _tokenize(self, tenant: str, base: ServedBase, prompt: Prompt) -> tuple[int, ...]:
+        """Runs in a thread: the event loop serves everybody."""
         if prompt.token_ids is not None:
             return prompt.token_ids
+        encode: Callable[[Any], tuple[int, ...]]
+        source: Any
         if prompt.messages is not None:
-            return await asyncio.to_thread(base.text.encode_messages, prompt.messages)
-        return await asyncio.to_thread(base.text.encode, prompt.text or "")
+            size = sum(len(message.content) for message in prompt.messages)
+            encode, source = base.text.encode_messages, prompt.messages
+        else:
+            source = prompt.text or ""
+            encode, size = base.text.encode, len(source)
+        if size <= SHORT_CHARS:
+            return await asyncio.to_thread(encode, source)
+        token_ids: tuple[int, ...] = await self._lanes.run(tenant, encode, source)
+        return token_ids

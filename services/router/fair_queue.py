@@ -32,6 +32,8 @@ class Waiting:
     priority: int
     arrived: float
     weight: float = 1.0
+    # Rows that it takes in an executor's batch.
+    answers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,13 +101,13 @@ class Fleet:
         """Returns the port of an executor. Raises KeyError."""
         return self._members[name].port
 
-    def begin(self, name: str, revision_id: str) -> Flight:
-        """Counts a request that is sent to an executor now."""
+    def begin(self, name: str, revision_id: str, *, answers: int = 1) -> Flight:
+        """Counts a request that is sent to an executor now, by its answers: each is a row of the batch there."""
         flights = self._members[name].in_flight
-        flights[revision_id] += 1
+        flights[revision_id] += answers
 
         def release() -> None:
-            flights[revision_id] -= 1
+            flights[revision_id] -= answers
             if not flights[revision_id]:
                 del flights[revision_id]
             self.on_change()

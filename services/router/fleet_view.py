@@ -14,8 +14,9 @@ from services.shared.residency import Notice, Resident
 class ExecutorView:
     """One executor.
 
-    `serving` says whether it may be sent requests, `why_not` why it may not. `in_flight` counts this router's own
-    requests there, of at most `window`. `max_rank` and `max_context` are 0 until the executor has reported them.
+    `serving` says whether it may be sent requests, `why_not` why it may not. `in_flight` counts the answers that this
+    router awaits there; nothing more is sent once they are `window`. `max_rank` and `max_context` are 0 until the
+    executor has reported them.
     """
 
     name: str

@@ -9,7 +9,8 @@ cancelled, the caller gone — `close` gives everything back, and once.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -51,6 +52,7 @@ class RelayParts:
     signing_key: SigningKey
     clock: Clock
     max_request_s: float
+    max_unread_s: float
 
 
 class Relay:
@@ -63,6 +65,7 @@ class Relay:
         self._ends = parts.clock.monotonic() + min(longest, timeout_s if timeout_s is not None else longest)
         self._grant: Grant | None = None
         self._execution: Execution | None = None
+        self._given_up = False
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yields what the caller is told: one Started, then Tokens, one Finished per answer.
@@ -74,12 +77,15 @@ class Relay:
         answers = Answers(job.base.text.table, job.sampling, prompt_tokens=len(job.prompt_token_ids))
         try:
             started, first, rest = await self._begin()
-            yield started
+            with self._reading():
+                yield started
             for event in self._settle(answers, first):
-                yield event
+                with self._reading():
+                    yield event
             while not answers.done:
                 for event in self._settle(answers, await _next(rest)):
-                    yield event
+                    with self._reading():
+                        yield event
         except LoraportError as error:
             if error.reason == "EXECUTOR_UNAVAILABLE" and self._grant is not None:
                 self._note_unavailable(self._grant.executor, error)
@@ -95,6 +101,22 @@ class Relay:
         grant, self._grant = self._grant, None
         if grant is not None:
             grant.release()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Around a `yield`: a caller that does not come back for more in time loses its place while it stalls."""
+        timer = asyncio.get_running_loop().call_later(self._parts.max_unread_s, self._give_up)
+        try:
+            yield
+        finally:
+            timer.cancel()
+        if self._given_up:
+            raise LoraportError("DEADLINE_EXCEEDED", f"nothing was read for {self._parts.max_unread_s:g} s")
+
+    def _give_up(self) -> None:
+        log.info("caller does not read", request=self._job.id)
+        self._given_up = True
+        self.close()
 
     async def _begin(self) -> tuple[Started, ExecutorEvent, AsyncIterator[ExecutorEvent]]:
         """Waits in the queue and for the first token; tries a second executor when the first is unavailable."""
@@ -178,6 +200,7 @@ class Relay:
             priority=job.priority,
             arrived=arrived,
             weight=job.weight,
+            answers=job.sampling.answers,
         )
 
     def _ticket(self) -> bytes:

@@ -71,7 +71,9 @@ class RouterService:
             ledger, max_queued=config.max_queued, max_running=config.max_running, residence_s=config.queue_residence_s
         )
         self._admission = Admission(queue, self._fleet, clock=self._clock, executor_wait_s=config.executor_wait_s)
-        relays = RelayParts(self._admission, self._fleet, ledger, signing_key, self._clock, config.max_request_s)
+        relays = RelayParts(
+            self._admission, self._fleet, ledger, signing_key, self._clock, config.max_request_s, config.max_unread_s
+        )
         door = Door(
             self._catalog,
             RecordChecker(trust.keys("registry"), on_refused=_log_refused),
