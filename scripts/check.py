@@ -18,6 +18,7 @@ TYPED = (
     "services/shared",
     "services/registry/catalog.py",
     "services/registry/lifecycle.py",
+    "services/loader/disk_tier.py",
     "services/loader/host_tier.py",
     "services/loader/stages.py",
     "services/router",

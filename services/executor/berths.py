@@ -197,12 +197,7 @@ class Berths:
             record = (await self._registry.standing(revision_id)).record
             if record.base_id != self._base_id:
                 raise LoraportError("WRONG_BASE")
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    host = await self._loader.fetch(revision_id, size_bytes=record.weights_size, on_stage=load.note)
-            except TimeoutError:
-                raise LoraportError("LOADER_UNAVAILABLE", "the loader took too long", retry_after_s=1.0) from None
-            staged = await asyncio.to_thread(self._take_in, record, host)
+            staged = await self._stage(record, load)
             await self._registry.standing(revision_id)
             lease = await self._place(staged)
         if lease.times is not None:
@@ -210,6 +205,19 @@ class Berths:
             load.note(Stage("TRANSFER", lease.times.transfer_ms, lease.times.size_bytes))
         load.note(Stage("READY", (self._clock.monotonic() - started) * 1000, record.weights_size))
         return lease
+
+    async def _stage(self, record: Record, load: _Load) -> Staged:
+        """Get the bytes and arrange them; the loader's memory is held no longer than that."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                host = await self._loader.fetch(record.revision_id, size_bytes=record.weights_size, on_stage=load.note)
+        except TimeoutError:
+            raise LoraportError("LOADER_UNAVAILABLE", "the loader took too long", retry_after_s=1.0) from None
+        try:
+            return await asyncio.to_thread(self._take_in, record, host)
+        finally:
+            # After a cancellation the thread may still look at the bytes: the mapping is its own, and lasts.
+            host.give_back()
 
     def _take_in(self, record: Record, host: HostBytes) -> Staged:
         """Check the bytes against the signed record and module table, and arrange them; runs in a thread."""

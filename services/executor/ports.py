@@ -11,19 +11,31 @@ from services.shared.statements import Record
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a load that has ended; `name` is a word of LoadStage, without its prefix."""
+    """A stage of a load that has ended; `name` is a word of LoadStage, without its prefix.
+
+    `tier` is where a FETCH took the bytes from, STORE or DISK; empty for other stages.
+    """
 
     name: str
     elapsed_ms: float
     size_bytes: int = 0
+    tier: str = ""
+
+
+def _nothing() -> None:
+    """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostBytes:
-    """A weights file from the loader, and the manifest that says what it means. Nothing of it is verified yet."""
+    """A weights file from the loader, and the manifest that says what it means. Nothing of it is verified yet.
 
-    data: bytearray
+    `data` may be the loader's own sealed memory: call `give_back` once nothing looks at it any more.
+    """
+
+    data: memoryview
     manifest_envelope: bytes
+    give_back: Callable[[], None] = _nothing
 
 
 class Loader(Protocol):

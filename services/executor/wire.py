@@ -47,6 +47,7 @@ _FAILURES = {
     FinishReason.DRAINING: "DRAINING",
     FinishReason.NON_FINITE_LOGITS: "NON_FINITE_LOGITS",
 }
+_TIERS = {"": types_pb2.TIER_UNSPECIFIED, "STORE": types_pb2.TIER_STORE, "DISK": types_pb2.TIER_DISK}
 _STAGES: dict[str, Any] = {name.removeprefix("LOAD_STAGE_"): value for name, value in types_pb2.LoadStage.items()}
 _RETRY = frozenset({"OVERLOADED", "DRAINING"})
 
@@ -170,4 +171,5 @@ def stage_to_proto(stage: Stage) -> types_pb2.StageReport:
         stage=_STAGES[stage.name],
         elapsed_ms=stage.elapsed_ms,
         size_bytes=stage.size_bytes,
+        tier=_TIERS[stage.tier],
     )

@@ -1,8 +1,31 @@
 """What a loader is told at its start."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
+from services.shared.handover import MAX_PATH_BYTES
 from services.shared.rpc.channels import TlsFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What the loader's host offers beside memory; all of it is optional."""
+
+    # Unix socket where executors of this host and user get sealed memory itself; empty: they read it by ReadBlob.
+    handover_socket: str = ""
+    # Directory that keeps verified weights between store and memory, for this loader alone; null for none. It may be
+    # deleted at any moment.
+    disk_dir: str | None = None
+    # Bytes of files in it.
+    disk_budget_bytes: int = 20 << 30
+
+    def __post_init__(self) -> None:
+        if self.disk_budget_bytes < 1:
+            raise ValueError("disk_budget_bytes must be at least 1")
+        if len(os.fsencode(self.handover_socket)) > MAX_PATH_BYTES:
+            raise ValueError(f"handover_socket must have at most {MAX_PATH_BYTES} bytes")
+        if self.handover_socket and not os.path.isabs(self.handover_socket):
+            raise ValueError("handover_socket must be an absolute path: executors connect to it from elsewhere")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +58,8 @@ class LoaderConfig:
     spool_dir: str | None = None
     # Host memory for sealed weights.
     host_budget_bytes: int = 2 << 30
+    # The hand-over socket and the disk tier.
+    node: NodeConfig = field(default_factory=NodeConfig)
     # A lease that is not read for so long is taken back; its holder is taken for gone.
     lease_ttl_s: float = 300.0
     # Largest weights file that is let in.

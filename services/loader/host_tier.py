@@ -26,12 +26,12 @@ class Entry:
     size_bytes: int
     leases: set[str] = field(default_factory=set)
     doomed: bool = False
-    pinned: bool = False
+    pins: int = 0
 
     @property
     def holders(self) -> int:
-        """Leases that callers hold; the pin of the entry's own load is not one."""
-        return len(self.leases) - self.pinned
+        """Leases that callers hold; pins of the loader's own are not among them."""
+        return len(self.leases) - self.pins
 
 
 @dataclass(slots=True)
@@ -106,10 +106,9 @@ class HostTier:
             raise ValueError("only a reserved digest that is not in memory can be committed")
         self._entries[digest] = Entry(digest, self._reserved.pop(token))
         self.lease(digest, token, holder="", now=now)
-        self._entries[digest].pinned = True
 
     def lease(self, digest: str, lease_id: str, *, holder: str, now: float) -> None:
-        """Holds an entry.
+        """Holds an entry. Without a holder it is a pin of the loader's own, which never expires.
 
         Raises:
             ValueError: the entry is gone or doomed, or the lease id is in use.
@@ -118,6 +117,7 @@ class HostTier:
         if entry is None or lease_id in self._leases:
             raise ValueError("a lease needs an entry and a fresh id")
         entry.leases.add(lease_id)
+        entry.pins += not holder
         self._leases[lease_id] = Lease(lease_id, digest, holder, now)
         self._entries.move_to_end(digest)
 
@@ -137,7 +137,7 @@ class HostTier:
             return []
         entry = self._entries[lease.digest]
         entry.leases.remove(lease_id)
-        entry.pinned = entry.pinned and bool(lease.holder)
+        entry.pins -= not lease.holder
         return self._drop_if_done(entry)
 
     def expire(self, *, now: float, idle_s: float) -> tuple[list[str], list[str]]:

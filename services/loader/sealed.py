@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator
 
 from loraport.bundle.digest import PREFIX
+from services.shared.handover import missing_seals
 
 CHUNK_BYTES = 1 << 20
-_SEALS = ("F_SEAL_WRITE", "F_SEAL_GROW", "F_SEAL_SHRINK", "F_SEAL_SEAL")
 
 
 class Blob:
@@ -52,17 +52,19 @@ class Blob:
         if self.unsealed_because:
             return
         try:
-            seals = 0
-            for name in _SEALS:
-                seals |= getattr(fcntl, name)
-            if fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) & seals != seals:
-                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
+            missing = missing_seals(self._fd)
+            if missing:
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, sum(getattr(fcntl, name) for name in missing))
         except (AttributeError, OSError) as error:
             self.unsealed_because = f"the kernel refused to seal ({error})"
 
     def open_reader(self) -> "Reader":
         """Returns a reader with a descriptor of its own, which outlives this blob's. Raises OSError."""
         return Reader(os.dup(self._fd), self.size_bytes)
+
+    def open_handover(self) -> int | None:
+        """Returns a descriptor to give to another process; None when somebody could write to it. Raises OSError."""
+        return None if missing_seals(self._fd) else os.dup(self._fd)
 
     def close(self) -> None:
         """Gives the memory back once the last reader is closed too. Idempotent."""
@@ -75,6 +77,7 @@ class Reader:
     """Reads a blob's bytes from front to back."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
         self._fd = fd
         self._pieces = _pieces(fd, size_bytes)
 

@@ -9,6 +9,8 @@ from loraport.bundle.envelope import EnvelopeError, SigningKey
 from loraport.loader.v1.loader_service_pb2_grpc import add_LoaderServiceServicer_to_server
 from services.loader.bad_digests import BadDigests
 from services.loader.config import LoaderConfig
+from services.loader.disk_cache import DiskCache
+from services.loader.handover import HandoverSocket
 from services.loader.host_tier import HostTier
 from services.loader.intake import Intake, IntakeLimits
 from services.loader.ports import ObjectStore, RegistryPort
@@ -51,6 +53,8 @@ class LoaderService:
         self._store = store
         self._registry = registry
         trusted = trust.keys("registry")
+        node = config.node
+        self._disk = None if node.disk_dir is None else DiskCache(node.disk_dir, node.disk_budget_bytes)
         self.host = HostLoader(
             store=store,
             registry=registry,
@@ -59,7 +63,10 @@ class LoaderService:
             tier=HostTier(config.host_budget_bytes),
             bad=BadDigests(config.bad_digest_ttl_s),
             slots=Slots(config.max_loads, per_key=config.max_loads_per_tenant),
+            disk=self._disk,
+            hands_over=bool(node.handover_socket),
         )
+        self._handover = HandoverSocket(node.handover_socket, self.host.hand_over) if node.handover_socket else None
         self.intake = Intake(
             store=store,
             registry=registry,
@@ -75,7 +82,12 @@ class LoaderService:
         self._server = Server(CertificateAuthorities.from_files(tls.service_ca, tls.admin_ca))
         self._server.add(
             add_LoaderServiceServicer_to_server,
-            LoaderServicer(self.host, self.intake, upload_idle_s=config.upload_idle_s),
+            LoaderServicer(
+                self.host,
+                self.intake,
+                upload_idle_s=config.upload_idle_s,
+                handover_socket=node.handover_socket,
+            ),
         )
         self._tasks: list[asyncio.Task[None]] = []
         self.port = 0
@@ -85,8 +97,12 @@ class LoaderService:
         """Serves on both addresses; a store that is down is waited for in the background.
 
         Raises:
-            OSError: an address cannot be used.
+            OSError: an address, the hand-over socket's path or the disk tier's directory cannot be used.
         """
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.open)
+        if self._handover is not None:
+            self._handover.start()
         key, certificate = self._config.tls.read()
         self.port = self._server.listen(self._config.listen, key=key, certificate=certificate, clients=True)
         self.upload_port = self._server.listen(
@@ -105,6 +121,8 @@ class LoaderService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._handover is not None:
+            await self._handover.stop()
         await self.host.close()
         await self._registry.close()
 

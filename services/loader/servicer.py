@@ -21,14 +21,17 @@ _FILES: dict[int, Literal["config", "weights"]] = {
     pb.FileChunk.FILE_WEIGHTS: "weights",
 }
 
+_TIERS = {"": types_pb2.TIER_UNSPECIFIED, "STORE": types_pb2.TIER_STORE, "DISK": types_pb2.TIER_DISK}
+
 
 class LoaderServicer(LoaderServiceServicer):
     """The loader's calls. `Import` is not built yet and answers UNIMPLEMENTED."""
 
-    def __init__(self, host: HostLoader, intake: Intake, *, upload_idle_s: float) -> None:
+    def __init__(self, host: HostLoader, intake: Intake, *, upload_idle_s: float, handover_socket: str = "") -> None:
         self._host = host
         self._intake = intake
         self._upload_idle_s = upload_idle_s
+        self._handover_socket = handover_socket
 
     async def Upload(self, request_iterator: Any, context: Any) -> pb.UploadResponse:
         outcome = await self._intake.upload(_parts(request_iterator, self._upload_idle_s))
@@ -52,7 +55,7 @@ class LoaderServicer(LoaderServiceServicer):
                     yield pb.EnsureHostResponse(stage=_stage(event))
                 else:
                     # Not taken back when the call breaks now: the caller may have it. An unused lease expires.
-                    yield pb.EnsureHostResponse(lease=_lease(event))
+                    yield pb.EnsureHostResponse(lease=_lease(event, self._handover_socket))
 
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.ReadBlobResponse]:
         holder = current_call().principal.label
@@ -126,11 +129,14 @@ def _load_stage(state: LoadState) -> Any:
 
 def _stage(report: Report) -> types_pb2.StageReport:
     return types_pb2.StageReport(
-        stage=_load_stage(LoadState(report.stage)), elapsed_ms=report.elapsed_ms, size_bytes=report.size_bytes
+        stage=_load_stage(LoadState(report.stage)),
+        elapsed_ms=report.elapsed_ms,
+        size_bytes=report.size_bytes,
+        tier=_TIERS[report.tier],
     )
 
 
-def _lease(granted: Granted) -> pb.HostLease:
+def _lease(granted: Granted, handover_socket: str) -> pb.HostLease:
     resolved = granted.resolved
     return pb.HostLease(
         lease_id=granted.lease_id,
@@ -138,6 +144,8 @@ def _lease(granted: Granted) -> pb.HostLease:
         size_bytes=resolved.size_bytes,
         manifest_envelope=resolved.manifest_envelope,
         record_envelope=resolved.record_envelope,
+        handover_token=granted.token,
+        handover_socket=handover_socket if granted.token else "",
     )
 
 

@@ -8,21 +8,23 @@ import asyncio
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from opentelemetry import trace
 
 from services.loader.bad_digests import BadDigests
+from services.loader.disk_cache import DiskCache
+from services.loader.handover import Tokens
 from services.loader.host_tier import HostTier, TierFull
-from services.loader.ports import ObjectMissing, ObjectStore, RegistryPort
+from services.loader.loading import Load, SpoiledCopy, fetch, keep, seal, verify
+from services.loader.ports import ObjectStore, RegistryPort
 from services.loader.resolve import Resolved, Resolver
 from services.loader.sealed import Blob, Reader
 from services.loader.slots import Slots
-from services.loader.stages import Act, Broke, Ended, Event, LoadLife, LoadState, Report
-from services.loader.store import verified_key
+from services.loader.stages import Act, Broke, Ended, Event, LoadLife, LoadState, Report, Spoiled
 from services.shared.catalog import RevisionItem
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
@@ -35,10 +37,11 @@ CLOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease, and what it is of."""
+    """A lease, what it is of, and the token that its bytes are handed over for (empty: they are not)."""
 
     lease_id: str
     resolved: Resolved
+    token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +52,6 @@ class Inventory:
     loads: tuple[tuple[str, LoadState, int], ...]
     used_bytes: int
     budget_bytes: int
-
-
-@dataclass(slots=True)
-class _Load:
-    digest: str
-    size_bytes: int
-    tenant: str
-    token: str
-    life: LoadLife
-    stop: threading.Event = field(default_factory=threading.Event)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    blob: Blob | None = None
-    error: LoraportError | None = None
-    task: asyncio.Task[None] | None = None
-
-    def tell(self) -> None:
-        """Wakes everybody who follows the load."""
-        self.changed.set()
-        self.changed = asyncio.Event()
 
 
 class HostLoader:
@@ -83,6 +67,8 @@ class HostLoader:
         tier: HostTier,
         bad: BadDigests,
         slots: Slots,
+        disk: DiskCache | None = None,
+        hands_over: bool = False,
     ) -> None:
         self._store = store
         self._registry = registry
@@ -91,10 +77,15 @@ class HostLoader:
         self._tier = tier
         self._bad = bad
         self._slots = slots
-        self._loads: dict[str, _Load] = {}
+        self._disk = disk
+        self._tokens = Tokens() if hands_over else None
+        self._loads: dict[str, Load] = {}
         self._blobs: dict[str, Blob] = {}
         self._stages: dict[str, tuple[Report, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # One file at a time is written to the node's disk: loads go first.
+        self._writing = asyncio.Semaphore(1)
+        self._closing = threading.Event()
 
     async def ensure(self, revision_id: str, *, holder: str) -> AsyncIterator[Report | Granted]:
         """Yields the stages of the load as they end, the lease last.
@@ -143,6 +134,17 @@ class HostLoader:
         digest = self.use(lease_id, holder=holder)
         return self._blobs[digest].open_reader()
 
+    def hand_over(self, token: bytes, lease_key: bytes) -> int | None:
+        """Returns a descriptor of the sealed memory that a token stands for, None when it stands for nothing.
+
+        The token is used up, and the caller closes the descriptor. Raises OSError.
+        """
+        found = self._tokens.redeem(token, lease_key) if self._tokens is not None else None
+        if found is None:
+            return None
+        lease = self._tier.use(found[0], holder=found[1], now=self._clock.monotonic())
+        return None if lease is None else self._blobs[lease.digest].open_handover()
+
     def use(self, lease_id: str, *, holder: str) -> str:
         """Notes the use of a lease and returns its digest. Raises LoraportError (LEASE_NOT_FOUND)."""
         lease = self._tier.use(lease_id, holder=holder, now=self._clock.monotonic())
@@ -153,6 +155,7 @@ class HostLoader:
     def release(self, lease_id: str, *, holder: str) -> None:
         """Gives a lease back; one that the holder does not have is given back already."""
         if self._tier.use(lease_id, holder=holder, now=self._clock.monotonic()) is not None:
+            self._end_token(lease_id)
             self._close(self._tier.release(lease_id))
 
     async def cancel(self, revision_id: str, *, holder: str) -> bool:
@@ -189,24 +192,29 @@ class HostLoader:
         for digest in {item.weights_digest for item in items}:
             if not self._registry.active_digest(digest):
                 self._close(self._tier.doom(digest))
+                if self._disk is not None:
+                    self._spawn(asyncio.to_thread(self._disk.forget, digest))
 
     def expire_leases(self, *, idle_s: float) -> None:
         """Takes back leases that were not used for `idle_s`."""
         expired, left = self._tier.expire(now=self._clock.monotonic(), idle_s=idle_s)
         if expired:
             log.warning("leases expired", count=len(expired))
+        for lease_id in expired:
+            self._end_token(lease_id)
         self._close(left)
 
     async def close(self) -> None:
         """Stops every load and gives all memory back."""
+        self._closing.set()
         for load in list(self._loads.values()):
             load.stop.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
         self._close(list(self._blobs))
 
-    def _begin(self, resolved: Resolved, life: LoadLife) -> _Load:
-        load = _Load(
+    def _begin(self, resolved: Resolved, life: LoadLife) -> Load:
+        load = Load(
             digest=resolved.weights_digest,
             size_bytes=resolved.size_bytes,
             tenant=resolved.tenant,
@@ -214,10 +222,14 @@ class HostLoader:
             life=life,
         )
         self._loads[load.digest] = load
-        load.task = asyncio.create_task(self._run(load))
-        self._tasks.add(load.task)
-        load.task.add_done_callback(self._tasks.discard)
+        load.task = self._spawn(self._run(load))
         return load
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _grant(self, resolved: Resolved, holder: str) -> Granted:
         # The revision may have been revoked while its bytes were on their way.
@@ -225,9 +237,10 @@ class HostLoader:
             raise LoraportError("REVISION_NOT_ACTIVE", f"revision {resolved.revision_id} is no longer ACTIVE")
         lease_id = secrets.token_hex(16)
         self._tier.lease(resolved.weights_digest, lease_id, holder=holder, now=self._clock.monotonic())
-        return Granted(lease_id, resolved)
+        token = b"" if self._tokens is None else self._tokens.issue(lease_id, holder)
+        return Granted(lease_id, resolved, token)
 
-    async def _run(self, load: _Load) -> None:
+    async def _run(self, load: Load) -> None:
         """Runs the stages to the end of the load, one after the other, in its tenant's turn."""
         try:
             async with self._slots.hold(load.tenant):
@@ -248,7 +261,7 @@ class HostLoader:
             self._carry_out(load, (Act.DISCARD,))
             load.tell()
 
-    async def _stage(self, load: _Load) -> Event:
+    async def _stage(self, load: Load) -> Event:
         stage = load.life.state
         started = self._clock.monotonic()
         try:
@@ -256,26 +269,31 @@ class HostLoader:
                 match stage:
                     case LoadState.FETCH:
                         self._reserve(load)
-                        await asyncio.to_thread(_fetch, self._store, load)
+                        await asyncio.to_thread(fetch, load, self._store, self._disk)
                     case LoadState.VERIFY:
-                        await asyncio.to_thread(_verify, load)
+                        await asyncio.to_thread(verify, load, self._disk)
                     case LoadState.STAGE_HOST:
-                        await asyncio.to_thread(_seal, load)
+                        await asyncio.to_thread(seal, load)
+        except SpoiledCopy:
+            return Spoiled((self._clock.monotonic() - started) * 1000, load.size_bytes)
         except LoraportError as error:
             load.error = error
         except Exception as error:
             log.error("load failed unexpectedly", digest=load.digest, stage=stage.value, exc_info=error)
             load.error = LoraportError("INTERNAL")
         if load.error is None:
-            return Ended((self._clock.monotonic() - started) * 1000, load.size_bytes)
+            tier = load.tier if stage is LoadState.FETCH else ""
+            return Ended((self._clock.monotonic() - started) * 1000, load.size_bytes, tier)
         if load.error.reason == "DIGEST_MISMATCH":
             log.error("stored bytes are not what was signed", digest=load.digest, why=load.error.message)
             self._bad.add(load.digest, load.error.message, now=self._clock.monotonic())
         return Broke(load.error.reason)
 
-    def _reserve(self, load: _Load) -> None:
+    def _reserve(self, load: Load) -> None:
         if load.stop.is_set():
             raise LoraportError("LOAD_CANCELLED")
+        if load.spoiled:  # the room is there from the first try
+            return
         try:
             self._close(self._tier.reserve(load.token, load.size_bytes))
         except TierFull as error:
@@ -283,7 +301,7 @@ class HostLoader:
                 "HOST_TIER_FULL", f"host memory is held by others: {error}", retry_after_s=1.0
             ) from None
 
-    def _carry_out(self, load: _Load, acts: tuple[Act, ...]) -> None:
+    def _carry_out(self, load: Load, acts: tuple[Act, ...]) -> None:
         for act in acts:
             match act:
                 case Act.PUBLISH:
@@ -291,6 +309,11 @@ class HostLoader:
                     self._tier.commit(load.token, load.digest, now=self._clock.monotonic())
                     self._blobs[load.digest], load.blob = load.blob, None
                     self._stages[load.digest] = tuple(load.life.reports)
+                    if self._disk is not None and load.tier == "STORE":
+                        # Pinned meanwhile: what is being copied is in memory, so the books must say so.
+                        pin = f"disk-{load.token}"
+                        self._tier.lease(load.digest, pin, holder="", now=self._clock.monotonic())
+                        self._spawn(self._keep(self._disk, load.digest, pin))
                 case Act.UNPIN:
                     self._close(self._tier.release(load.token))
                     if not self._registry.active_digest(load.digest):
@@ -304,11 +327,24 @@ class HostLoader:
                     if load.life.state is LoadState.FAILED:
                         log.warning("load failed", story=load.life.story())
                     self._tier.cancel(load.token)
-                    if load.blob is not None:
-                        load.blob.close()
-                        load.blob = None
+                    load.discard()
 
-    def _forget(self, load: _Load) -> None:
+    async def _keep(self, disk: DiskCache, digest: str, pin: str) -> None:
+        """Copies a loaded digest to the node's disk, then drops the pin."""
+        try:
+            async with self._writing:
+                reader = self._blobs[digest].open_reader()
+                await asyncio.to_thread(keep, disk, digest, reader, self._closing)
+        except OSError as error:
+            log.warning("disk tier could not keep a file", why=str(error))
+        finally:
+            self._close(self._tier.release(pin))
+
+    def _end_token(self, lease_id: str) -> None:
+        if self._tokens is not None:
+            self._tokens.drop(lease_id)
+
+    def _forget(self, load: Load) -> None:
         if self._loads.get(load.digest) is load:
             del self._loads[load.digest]
 
@@ -318,7 +354,7 @@ class HostLoader:
             self._stages.pop(digest, None)
 
 
-async def _follow(load: _Load) -> AsyncIterator[Report]:
+async def _follow(load: Load) -> AsyncIterator[Report]:
     """Yields the stages after RESOLVE, until the load has ended."""
     seen = 1
     while True:
@@ -335,36 +371,3 @@ async def _follow(load: _Load) -> AsyncIterator[Report]:
 def _again(error: LoraportError) -> LoraportError:
     """Returns an equal error: an exception that several tasks raise would collect all their tracebacks."""
     return LoraportError(error.reason, error.message, retry_after_s=error.retry_after_s)
-
-
-def _fetch(store: ObjectStore, load: _Load) -> None:
-    """Reads the object into memory, and not one byte more than the record says it has."""
-    load.blob = Blob("loraport-weights")
-    try:
-        with closing(store.read("verified", verified_key(load.digest))) as pieces:
-            for piece in pieces:
-                if load.stop.is_set():
-                    raise LoraportError("LOAD_CANCELLED")
-                if load.blob.size_bytes + len(piece) > load.size_bytes:
-                    raise LoraportError("DIGEST_MISMATCH", f"the store has more than {load.size_bytes} bytes")
-                load.blob.write(piece)
-    except ObjectMissing:
-        raise LoraportError("DIGEST_MISMATCH", "the store has no object of this digest") from None
-    if load.blob.size_bytes != load.size_bytes:
-        message = f"the store has {load.blob.size_bytes} of {load.size_bytes} bytes"
-        raise LoraportError("DIGEST_MISMATCH", message)
-
-
-def _verify(load: _Load) -> None:
-    """Hashes the bytes where they lie, not on their way."""
-    assert load.blob is not None
-    found = load.blob.digest()
-    if found != load.digest:
-        raise LoraportError("DIGEST_MISMATCH", f"the stored bytes have the digest {found}")
-
-
-def _seal(load: _Load) -> None:
-    assert load.blob is not None
-    load.blob.seal()
-    if load.blob.unsealed_because:
-        log.warning("host bytes are not sealed", why=load.blob.unsealed_because)

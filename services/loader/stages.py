@@ -1,6 +1,7 @@
 """The two lives of bytes in the loader, as tables: a load to host memory, and the intake of an upload.
 
     load     RESOLVE → FETCH → VERIFY → STAGE_HOST → READY          any stage → FAILED, or → CANCELLED
+             VERIFY → FETCH when the node's disk held other bytes than were signed: the store is read instead
     intake   RECEIVE → VERIFY → PROMOTE → REPORT → DONE             VERIFY → REPORT when refused; any stage → FAILED
 
 `handle(event)` moves a life on and says what to do next; it does nothing itself. A pair of state and event that is
@@ -56,15 +57,24 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The running stage ended well. `elapsed_ms` >= 0; `size_bytes` is what it moved or checked."""
+    """The running stage ended well. `elapsed_ms` >= 0; `size_bytes` is what it moved or checked, `tier` where from."""
+
+    elapsed_ms: float
+    size_bytes: int = 0
+    tier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The running stage worked, and its answer is no: the bytes are not what was announced."""
 
     elapsed_ms: float
     size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The running stage worked, and its answer is no: the bytes are not what was announced."""
+class Spoiled:
+    """The running stage worked, and the copy on the node's disk is not what it must be. There is a better source."""
 
     elapsed_ms: float
     size_bytes: int = 0
@@ -82,16 +92,17 @@ class Abandoned:
     """Nobody waits any more."""
 
 
-Event = Ended | Refused | Broke | Abandoned
+Event = Ended | Refused | Spoiled | Broke | Abandoned
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A stage that has ended."""
+    """A stage that has ended. `tier` is where a FETCH took the bytes from, STORE or DISK; empty for other stages."""
 
     stage: str
     elapsed_ms: float
     size_bytes: int
+    tier: str = ""
 
 
 S = TypeVar("S", bound=StrEnum)
@@ -104,6 +115,7 @@ LOAD_MOVES: Moves[LoadState] = {
     (_L.RESOLVE, Ended): (_L.FETCH, (Act.RUN,)),
     (_L.FETCH, Ended): (_L.VERIFY, (Act.RUN,)),
     (_L.VERIFY, Ended): (_L.STAGE_HOST, (Act.RUN,)),
+    (_L.VERIFY, Spoiled): (_L.FETCH, (Act.RUN,)),
     (_L.STAGE_HOST, Ended): (_L.READY, (Act.PUBLISH,)),
     **{(state, Broke): (_L.FAILED, (Act.DISCARD,)) for state in _LOADING},
     **{(state, Abandoned): (_L.CANCELLED, (Act.STOP,)) for state in _LOADING},
@@ -111,6 +123,7 @@ LOAD_MOVES: Moves[LoadState] = {
     (_L.FAILED, Abandoned): (_L.FAILED, ()),
     # The stage that was told to stop has ended, one way or the other.
     (_L.CANCELLED, Ended): (_L.CANCELLED, (Act.DISCARD,)),
+    (_L.CANCELLED, Spoiled): (_L.CANCELLED, (Act.DISCARD,)),
     (_L.CANCELLED, Broke): (_L.CANCELLED, (Act.DISCARD,)),
 }
 
@@ -150,8 +163,9 @@ class Life(Generic[S]):
         if move is None:
             raise IllegalMove(f"{event} cannot happen in {before}. {self.story()}")
         self.state, acts = move
-        if isinstance(event, Ended | Refused) and self.state != before:
-            self.reports.append(Report(before.value, event.elapsed_ms, event.size_bytes))
+        if isinstance(event, Ended | Refused | Spoiled) and self.state != before:
+            tier = event.tier if isinstance(event, Ended) else ""
+            self.reports.append(Report(before.value, event.elapsed_ms, event.size_bytes, tier))
         self._story.append(f"{before} → {self.state} on {event}")
         return acts
 

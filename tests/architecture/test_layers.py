@@ -41,6 +41,7 @@ PURE = (
     "services.registry.catalog",
     "services.registry.lifecycle",
     "services.registry.records",
+    "services.loader.disk_tier",
     "services.loader.host_tier",
     "services.loader.stages",
     "services.router.answers",

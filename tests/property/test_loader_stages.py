@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.loader.stages import Act, Broke, Ended, LoadLife, LoadState
+from services.loader.stages import Act, Broke, Ended, LoadLife, LoadState, Spoiled
 
-EVENTS = st.lists(st.sampled_from(["ended", "broke", "join", "leave", "cancel"]), max_size=25)
+EVENTS = st.lists(st.sampled_from(["ended", "broke", "spoiled", "join", "leave", "cancel"]), max_size=25)
 
 
 @given(EVENTS)
@@ -17,6 +17,9 @@ def test_a_load_ends_once(events: list[str]) -> None:
     for event in events:
         was_final = life.final
         before = len(acts)
+        if event == "spoiled" and running and life.state in (LoadState.VERIFY, LoadState.CANCELLED):
+            acts.extend(life.handle(Spoiled(1.0)))
+            running = Act.RUN in acts[before:]
         if event in ("ended", "broke") and running:
             acts.extend(life.handle(Ended(1.0) if event == "ended" else Broke("INTERNAL")))
             running = Act.RUN in acts[before:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,8 @@ def open_device(
     """
     if threads:
         torch.set_num_threads(threads)
+    # Host bytes may be the loader's sealed memory, which nobody can write to; staging only reads them.
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     decoder = load_native(directory, dtype=kind, max_context=max_context)
     engine = build_engine(

@@ -20,9 +20,10 @@ from services.loader.stages import (
     LoadState,
     Refused,
     Report,
+    Spoiled,
 )
 
-EVENTS = (Ended(1.0, 5), Refused(1.0, 5), Broke("INTERNAL"), Abandoned())
+EVENTS = (Ended(1.0, 5), Refused(1.0, 5), Spoiled(1.0, 5), Broke("INTERNAL"), Abandoned())
 
 
 def load_in(state: LoadState) -> LoadLife:
