@@ -3,6 +3,7 @@
 The config stays in memory, the weights go into an unlinked file. Nothing is believed or looked at yet.
 """
 
+import asyncio
 import errno
 import tempfile
 from collections.abc import AsyncIterator
@@ -17,6 +18,10 @@ from services.shared.statements import StatementError, TrustedKeys, UploadSessio
 
 MAX_CHUNK_BYTES = 256 << 10
 MAX_CONFIG_BYTES = 64 << 10
+# An upload holds one of few places while it is received. Trickling bytes must not keep it: a fixed time for the
+# little ones, and this rate for the rest.
+PATIENCE_S = 10.0
+MIN_BYTES_PER_S = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,42 +82,56 @@ def _open(envelope: bytes, trusted: TrustedKeys, now: float) -> UploadSession:
     return open_session(envelope, trusted, now=now)
 
 
-async def receive(parts: AsyncIterator[Part], *, weights_size: int, spool_dir: str | None) -> Received:
+async def receive(
+    parts: AsyncIterator[Part], *, weights_size: int, spool_dir: str | None, patience_s: float = PATIENCE_S
+) -> Received:
     """Takes the files in to the end.
 
     Raises:
         LoraportError: UPLOAD_TOO_LARGE at the first byte too many, INVALID_REQUEST when parts are out of order or
-            bytes are missing at the end, STORAGE_FULL when the spool has no room.
+            bytes are missing at the end, STORAGE_FULL when the spool has no room, DEADLINE_EXCEEDED when the bytes
+            come too slowly.
     """
-    config = bytearray()
     weights = await run_blocking(open_spool, spool_dir)
-    taken = 0
+    longest = patience_s + weights_size / MIN_BYTES_PER_S
     try:
-        async for part in parts:
-            if isinstance(part, SessionPart):
-                raise LoraportError("INVALID_REQUEST", "only the first message may be a session", subject="session")
-            if not 1 <= len(part.data) <= MAX_CHUNK_BYTES:
-                raise LoraportError("INVALID_REQUEST", "a chunk has 1 byte to 256 KiB", subject="chunk.data")
-            if part.file == "config":
-                if taken:
-                    raise LoraportError("INVALID_REQUEST", "the config comes before the weights", subject="chunk.file")
-                if len(config) + len(part.data) > MAX_CONFIG_BYTES:
-                    raise LoraportError("UPLOAD_TOO_LARGE", f"the config is larger than {MAX_CONFIG_BYTES} bytes")
-                config += part.data
-            else:
-                taken += len(part.data)
-                if taken > weights_size:
-                    raise LoraportError(
-                        "UPLOAD_TOO_LARGE", f"more weights came than the {weights_size} bytes announced"
-                    )
-                await run_blocking(spool, weights, part.data)
-        if not config or taken != weights_size:
-            came = f"{len(config)} bytes of config and {taken} of {weights_size} bytes of weights came"
-            raise LoraportError("INVALID_REQUEST", f"the upload is not complete: {came}; upload again")
+        async with asyncio.timeout(longest):
+            config = await _take(parts, weights, weights_size)
+    except TimeoutError:
+        weights.close()
+        detail = f"the upload took more than {longest:.0f} s for {weights_size} bytes of weights"
+        raise LoraportError("DEADLINE_EXCEEDED", detail) from None
     except BaseException:
         weights.close()
         raise
-    return Received(bytes(config), weights)
+    return Received(config, weights)
+
+
+async def _take(parts: AsyncIterator[Part], weights: BinaryIO, weights_size: int) -> bytes:
+    """Spools the weights and returns the config. Raises as `receive`."""
+    config = bytearray()
+    taken = 0
+    async for part in parts:
+        if isinstance(part, SessionPart):
+            raise LoraportError("INVALID_REQUEST", "only the first message may be a session", subject="session")
+        if not 1 <= len(part.data) <= MAX_CHUNK_BYTES:
+            raise LoraportError("INVALID_REQUEST", "a chunk has 1 byte to 256 KiB", subject="chunk.data")
+        if part.file == "config":
+            if taken:
+                raise LoraportError("INVALID_REQUEST", "the config comes before the weights", subject="chunk.file")
+            if len(config) + len(part.data) > MAX_CONFIG_BYTES:
+                raise LoraportError("UPLOAD_TOO_LARGE", f"the config is larger than {MAX_CONFIG_BYTES} bytes")
+            config += part.data
+        else:
+            taken += len(part.data)
+            if taken > weights_size:
+                detail = f"more weights came than the {weights_size} bytes announced"
+                raise LoraportError("UPLOAD_TOO_LARGE", detail)
+            await run_blocking(spool, weights, part.data)
+    if not config or taken != weights_size:
+        came = f"{len(config)} bytes of config and {taken} of {weights_size} bytes of weights came"
+        raise LoraportError("INVALID_REQUEST", f"the upload is not complete: {came}; upload again")
+    return bytes(config)
 
 
 def open_spool(spool_dir: str | None) -> BinaryIO:
