@@ -115,6 +115,13 @@ def test_a_named_template_and_a_template_file(tmp_path: Path) -> None:
     assert BaseText.load(tmp_path).render([Message("user", "x")]) == "file"
 
 
+def test_a_tokenizer_without_a_length_limit_is_read(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": int(1e30)}))
+    assert BaseText.load(tmp_path).render([Message("user", "x")])
+
+
 def test_a_base_without_a_template_takes_prompts_only(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
