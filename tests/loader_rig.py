@@ -34,6 +34,7 @@ from loraport.registry.v1.base_model_service_pb2_grpc import (
     add_BaseModelServiceServicer_to_server,
 )
 from loraport.registry.v1.catalog_service_pb2_grpc import CatalogServiceServicer, add_CatalogServiceServicer_to_server
+from loraport.registry.v1.log_service_pb2_grpc import add_LogServiceServicer_to_server
 from services.loader.config import LoaderConfig
 from services.loader.ports import Area
 from services.loader.service import LoaderService, build
@@ -46,6 +47,7 @@ from services.shared.rpc.server import Server
 from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import Record, UploadSession, Verification, open_statement, seal
 from tests.bundle_files import config, encode, small_base, tensors, weights
+from tests.support.translog import FakeLog
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCESS, SECRET = "loraport-test", "a-secret-of-some-length"
@@ -120,6 +122,8 @@ class FakeRegistry(AdapterServiceServicer, BaseModelServiceServicer, CatalogServ
         self.admit_hook: Callable[[], None] = lambda: None
         self._loader_keys = {loader_key.key_id: loader_key.public_pem}
         self._changed = asyncio.Condition()
+        self.log = FakeLog(key)
+        self.checkpoint: Callable[[], bytes] = lambda: self.log.checkpoint(self.epoch)
 
     def register(self, *, seed: int = 0, tenant: str = "acme", adapter: str = "pirate", **session: Any) -> Bundle:
         """Announces a good bundle and returns it; `session` replaces fields of the upload session."""
@@ -221,7 +225,8 @@ class FakeRegistry(AdapterServiceServicer, BaseModelServiceServicer, CatalogServ
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         while True:
             seen = self.epoch
-            yield catalog.WatchResponse(epoch=seen, items=self._items(), synced=True)
+            checkpoint = self.checkpoint()
+            yield catalog.WatchResponse(epoch=seen, items=self._items(), synced=True, checkpoint=checkpoint)
             async with self._changed:
                 await self._changed.wait_for(lambda: self.epoch > seen)  # noqa: B023 - waited for at once
 
@@ -319,6 +324,7 @@ async def running(tmp_path: Path, store_address: str, folder: Path, **settings: 
     registry_server.add(add_AdapterServiceServicer_to_server, registry)
     registry_server.add(add_BaseModelServiceServicer_to_server, registry)
     registry_server.add(add_CatalogServiceServicer_to_server, registry)
+    registry_server.add(add_LogServiceServicer_to_server, registry.log)
     files = TlsFiles(*(str(tmp_path / name) for name in ("registry.pem", "registry.key", "ca.pem", "admin-ca.pem")))
     key, certificate = files.read()
     registry_port = registry_server.listen("127.0.0.1:0", key=key, certificate=certificate, clients=True)

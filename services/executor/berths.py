@@ -1,6 +1,6 @@
 """Brings revisions to the device: one load per revision whoever asks, a lease for everyone who waited.
 
-    standing (signed record) -> loader (sealed bytes) -> intake and staging (in a thread) -> pages (by the engine)
+    standing (signed, fresh) -> loader (sealed bytes) -> intake and staging (in a thread) -> pages (by the engine)
 
 The standing is checked again after the bytes have come. A load that nobody waits for any more is given up.
 """
@@ -194,6 +194,7 @@ class Berths:
     async def _bring(self, revision_id: str, load: _Load) -> Lease:
         started = self._clock.monotonic()
         async with self._slots:
+            await self._registry.require_fresh()
             record = (await self._registry.standing(revision_id)).record
             if record.base_id != self._base_id:
                 raise LoraportError("WRONG_BASE")

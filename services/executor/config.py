@@ -1,8 +1,9 @@
 """What an executor is told at its start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from services.shared.checkpoint import CheckpointPolicy
 from services.shared.rpc.channels import TlsFiles
 
 
@@ -27,6 +28,8 @@ class ExecutorConfig:
     registry_address: str
     # The loader of this node.
     loader_address: str
+    # How the registry's checkpoints are treated: where the floor is kept, how long the grace is.
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     # The notice board; empty for none.
     valkey_url: str = ""
     # Budget for keys and values of all requests.

@@ -67,5 +67,13 @@ class Registry(Protocol):
         """Return the standing of an ACTIVE revision.
 
         Raises:
-            LoraportError: REVISION_NOT_ACTIVE; REGISTRY_UNAVAILABLE when it is not known here and cannot be asked.
+            LoraportError: REVISION_NOT_ACTIVE; REGISTRY_UNAVAILABLE when it is not known here and cannot be asked;
+                CHECKPOINT_STALE when the registry's checkpoint is so old that nothing may serve any more.
+        """
+
+    async def require_fresh(self) -> None:
+        """Return when something new may be loaded.
+
+        Raises:
+            LoraportError: CHECKPOINT_STALE, CHECKPOINT_ROLLBACK or LOG_SPLIT_VIEW.
         """

@@ -10,6 +10,7 @@ import structlog
 from services.executor.ports import Standing
 from services.shared.catalog import RevisionItem, verified_record
 from services.shared.catalog_client import CatalogClient
+from services.shared.checkpoint import CheckpointKeeper
 from services.shared.errors import LoraportError
 from services.shared.statements import StatementError, TrustedKeys
 
@@ -20,14 +21,20 @@ CATCH_UP_S = 2.0
 
 
 class RegistryClient:
-    """The port `Registry` over one channel, which it closes."""
+    """The port `Registry` over one channel, which it closes together with the keeper of checkpoints."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, *, trusted: TrustedKeys, on_gone: Callable[[list[RevisionItem]], None]
+        self,
+        channel: grpc.aio.Channel,
+        keeper: CheckpointKeeper,
+        *,
+        trusted: TrustedKeys,
+        on_gone: Callable[[list[RevisionItem]], None],
     ) -> None:
         self._channel = channel
+        self._keeper = keeper
         self._trusted = trusted
-        self._catalog = CatalogClient(channel, artefacts_only=True, on_gone=self._gone)
+        self._catalog = CatalogClient(channel, artefacts_only=True, on_gone=self._gone, on_checkpoint=keeper.offer)
         self._on_gone = on_gone
         # An item is replaced, never changed, so what was checked for this very item holds for it.
         self._checked: dict[str, tuple[RevisionItem, Standing]] = {}
@@ -40,7 +47,11 @@ class RegistryClient:
         """Returns when the catalog is no longer followed, which only a bug can do."""
         await self._catalog.failed()
 
+    async def require_fresh(self) -> None:
+        await self._keeper.require_fresh(lambda: self._catalog.view.epoch)
+
     async def standing(self, revision_id: str) -> Standing:
+        self._keeper.require_alive()
         item = self._catalog.view.revisions.get(revision_id)
         if item is None or item.state != "ACTIVE":
             fresh = await self._catalog.catch_up(CATCH_UP_S) and await self._catalog.wait_synced(CATCH_UP_S)
@@ -70,4 +81,5 @@ class RegistryClient:
     async def close(self) -> None:
         """Stops following and closes the channel."""
         await self._catalog.stop()
+        await self._keeper.close()
         await self._channel.close()

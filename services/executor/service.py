@@ -21,6 +21,7 @@ from services.executor.reporter import Reporter
 from services.executor.servicer import ExecutorServicer, Identity
 from services.shared.board import Board
 from services.shared.catalog import RevisionItem
+from services.shared.checkpoint import CheckpointKeeper, checkpoint_keys, prove_by
 from services.shared.clock import Clock, SystemClock
 from services.shared.config import ConfigError
 from services.shared.names import is_id
@@ -43,9 +44,11 @@ class ExecutorService:
         self._clock = clock
         self._server = Server(CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca))
         self._loader = LoaderClient(peer_channel(config.loader_address, config.tls), timeout_s=config.load_timeout_s)
-        self._registry = RegistryClient(
-            peer_channel(config.registry_address, config.tls), trusted=trust.keys("registry"), on_gone=self._gone
+        channel = peer_channel(config.registry_address, config.tls)
+        keeper = CheckpointKeeper(
+            prove_by(channel), trusted=checkpoint_keys(trust), policy=config.checkpoint, clock=clock
         )
+        self._registry = RegistryClient(channel, keeper, trusted=trust.keys("registry"), on_gone=self._gone)
         self._board = Board(config.valkey_url)
         self._device: Device | None = None
         self._berths: Berths | None = None

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
+from services.shared.checkpoint import CheckpointPolicy
 from services.shared.handover import MAX_PATH_BYTES
 from services.shared.rpc.channels import TlsFiles
 
@@ -62,6 +63,8 @@ class LoaderConfig:
     node: NodeConfig = field(default_factory=NodeConfig)
     # A lease that is not read for so long is taken back; its holder is taken for gone.
     lease_ttl_s: float = 300.0
+    # How the registry's checkpoints are treated: where the floor is kept, how long the grace is.
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     # Largest weights file that is let in.
     max_weights_bytes: int = 1 << 30
     # Loads at a time, in all and for one tenant. Others wait for their turn.

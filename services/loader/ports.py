@@ -66,6 +66,15 @@ class RegistryPort(Protocol):
     def active_digest(self, digest: str) -> bool:
         """Says whether an ACTIVE revision has these weights, as far as the catalog is known."""
 
+    async def require_fresh(self) -> None:
+        """Returns when something new may be loaded.
+
+        Raises LoraportError: CHECKPOINT_STALE, CHECKPOINT_ROLLBACK or LOG_SPLIT_VIEW.
+        """
+
+    def require_alive(self) -> None:
+        """Raises LoraportError (CHECKPOINT_STALE) when what is loaded may not be handed out any more either."""
+
     async def revision(self, revision_id: str) -> RevisionInfo:
         """Returns one revision with its manifest."""
 

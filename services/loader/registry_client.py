@@ -16,6 +16,7 @@ from loraport.registry.v1.base_model_service_pb2_grpc import BaseModelServiceStu
 from services.loader.ports import RevisionInfo
 from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
+from services.shared.checkpoint import CheckpointKeeper
 from services.shared.errors import LoraportError
 from services.shared.names import base_model_name
 from services.shared.rpc.status import from_rpc_error
@@ -31,17 +32,20 @@ MAX_SPECS = 64
 
 
 class RegistryClient:
-    """The port `RegistryPort` over one channel, which it closes."""
+    """The port `RegistryPort` over one channel, which it closes together with the keeper of checkpoints."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, keeper: CheckpointKeeper) -> None:
         self._channel = channel
+        self._keeper = keeper
         self._adapters = AdapterServiceStub(channel)
         self._bases = BaseModelServiceStub(channel)
         self._catalog: CatalogClient | None = None
         self._specs: dict[str, BaseSpec] = {}
 
     def follow(self, on_gone: Callable[[list[RevisionItem]], None]) -> None:
-        self._catalog = CatalogClient(self._channel, artefacts_only=True, on_gone=on_gone)
+        self._catalog = CatalogClient(
+            self._channel, artefacts_only=True, on_gone=on_gone, on_checkpoint=self._keeper.offer
+        )
         self._catalog.start()
 
     async def item(self, revision_id: str) -> RevisionItem | None:
@@ -61,6 +65,12 @@ class RegistryClient:
     def active_digest(self, digest: str) -> bool:
         revisions = self._following.view.revisions.values()
         return any(item.weights_digest == digest and item.state == "ACTIVE" for item in revisions)
+
+    async def require_fresh(self) -> None:
+        await self._keeper.require_fresh(lambda: self._following.view.epoch)
+
+    def require_alive(self) -> None:
+        self._keeper.require_alive()
 
     async def revision(self, revision_id: str) -> RevisionInfo:
         revision = await _answer(
@@ -99,6 +109,7 @@ class RegistryClient:
     async def close(self) -> None:
         if self._catalog is not None:
             await self._catalog.stop()
+        await self._keeper.close()
         await self._channel.close()
 
     @property

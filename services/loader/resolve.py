@@ -48,8 +48,9 @@ class Resolver:
 
         Raises:
             LoraportError: REVISION_NOT_FOUND, REVISION_NOT_ACTIVE, DIGEST_MISMATCH (the stored manifest is not of
-                this revision) or REGISTRY_UNAVAILABLE.
+                this revision), REGISTRY_UNAVAILABLE, or CHECKPOINT_STALE (for so long that nothing is handed out).
         """
+        self._registry.require_alive()
         item = await self._registry.item(revision_id)
         if item is None:
             raise LoraportError("REVISION_NOT_FOUND", f"there is no revision {revision_id}")

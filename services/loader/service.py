@@ -20,6 +20,7 @@ from services.loader.servicer import LoaderServicer
 from services.loader.shell import HostLoader
 from services.loader.slots import Slots
 from services.loader.store import S3Store, read_credentials
+from services.shared.checkpoint import CheckpointKeeper, checkpoint_keys, prove_by
 from services.shared.clock import Clock, SystemClock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
@@ -175,5 +176,9 @@ async def build(config: LoaderConfig) -> LoaderService:
         verified_bucket=config.s3_verified_bucket,
         secure=config.s3_secure,
     )
-    registry = RegistryClient(peer_channel(config.registry_address, config.tls))
+    channel = peer_channel(config.registry_address, config.tls)
+    keeper = CheckpointKeeper(
+        prove_by(channel), trusted=checkpoint_keys(trust), policy=config.checkpoint, clock=SystemClock()
+    )
+    registry = RegistryClient(channel, keeper)
     return LoaderService(config, store=store, registry=registry, trust=trust, key=key, clock=SystemClock())

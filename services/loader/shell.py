@@ -91,8 +91,8 @@ class HostLoader:
         """Yields the stages of the load as they end, the lease last.
 
         Raises:
-            LoraportError: what Resolver.resolve raises, HOST_TIER_FULL, DIGEST_MISMATCH, STORE_UNAVAILABLE or
-                LOAD_CANCELLED.
+            LoraportError: what Resolver.resolve and RegistryPort.require_fresh raise, HOST_TIER_FULL, DIGEST_MISMATCH,
+                STORE_UNAVAILABLE or LOAD_CANCELLED.
         """
         life = LoadLife(cause=f"{revision_id} for {holder}")
         life.join(holder)
@@ -105,6 +105,8 @@ class HostLoader:
         life.handle(Ended((self._clock.monotonic() - started) * 1000))
         yield life.reports[0]
         digest = resolved.weights_digest
+        if self._tier.find(digest) is None:
+            await self._registry.require_fresh()
         self._tier.revive(digest)
         if self._tier.find(digest) is not None:
             yield self._grant(resolved, holder)

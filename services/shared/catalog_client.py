@@ -50,7 +50,11 @@ def from_proto(item: pb.CatalogItem) -> Item | None:
 
 
 class CatalogClient:
-    """Follows the registry until stopped. `on_gone` hears of revisions that may serve no longer."""
+    """Follows the registry until stopped.
+
+    `on_gone` hears of revisions that may serve no longer, `on_checkpoint` of signed checkpoints, each when the view has
+    reached its catalog epoch.
+    """
 
     def __init__(
         self,
@@ -58,11 +62,13 @@ class CatalogClient:
         *,
         artefacts_only: bool,
         on_gone: Callable[[list[RevisionItem]], None] = lambda items: None,
+        on_checkpoint: Callable[[bytes], None] = lambda envelope: None,
     ) -> None:
         self.view = CatalogView()
         self._stub = stubs.CatalogServiceStub(channel)
         self._artefacts_only = artefacts_only
         self._on_gone = on_gone
+        self._on_checkpoint = on_checkpoint
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[int] | None = None
@@ -148,5 +154,7 @@ class CatalogClient:
                 gone = self.view.apply(items, epoch=part.epoch, synced=part.synced)
             if gone:
                 self._on_gone(gone)
+            if part.checkpoint and incoming is None:
+                self._on_checkpoint(part.checkpoint)
             async with self._changed:
                 self._changed.notify_all()

@@ -152,8 +152,8 @@ class CheckpointKeeper:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._judge_all())
 
-    async def require_fresh(self, *, catalog_epoch: int) -> None:
-        """Returns when something new may be loaded from a catalog that has reached `catalog_epoch`.
+    async def require_fresh(self, catalog_epoch: Callable[[], int]) -> None:
+        """Returns when something new may be loaded from a catalog that has reached the epoch `catalog_epoch()`.
 
         Raises:
             LoraportError: LOG_SPLIT_VIEW, CHECKPOINT_ROLLBACK (nothing newer than what was refused is known), or
@@ -171,7 +171,7 @@ class CheckpointKeeper:
             if self._refused == Judgement.ROLLBACK:
                 raise LoraportError("CHECKPOINT_ROLLBACK")
             raise LoraportError("CHECKPOINT_STALE")
-        if catalog_epoch < self.newest.catalog_epoch:
+        if catalog_epoch() < self.newest.catalog_epoch:
             raise LoraportError("CHECKPOINT_STALE", "the catalog is older than its checkpoint")
 
     def require_alive(self) -> None:

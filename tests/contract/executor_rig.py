@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from loraport.loader.v1.loader_service_pb2_grpc import LoaderServiceServicer, ad
 from loraport.registry.v1 import adapter_service_pb2 as adapters
 from loraport.registry.v1 import catalog_service_pb2 as catalog
 from loraport.registry.v1.catalog_service_pb2_grpc import CatalogServiceServicer, add_CatalogServiceServicer_to_server
+from loraport.registry.v1.log_service_pb2_grpc import add_LogServiceServicer_to_server
 from loraport.types.v1 import types_pb2
 from services.executor.config import ExecutorConfig
 from services.executor.service import ExecutorService, build
@@ -35,6 +36,7 @@ from services.shared.rpc.channels import TlsFiles
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.statements import Record, Ticket, seal
+from tests.support.translog import FakeLog
 
 State = adapters.Revision.State
 
@@ -70,6 +72,8 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
 
     def __post_init__(self) -> None:
         self.hold.set()
+        self.log = FakeLog(self.key)
+        self.checkpoint: Callable[[], bytes] = lambda: self.log.checkpoint(self.epoch)
 
     def publish(self, base_dir: Path, adapter_dir: Path, *, tenant: str = "acme") -> Published:
         """Signs a saved adapter as publisher and registry would."""
@@ -137,7 +141,7 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
                 )
                 for p in self.published.values()
             ]
-            yield catalog.WatchResponse(epoch=seen, items=items, synced=True)
+            yield catalog.WatchResponse(epoch=seen, items=items, synced=True, checkpoint=self.checkpoint())
             async with self.changed:
                 await self.changed.wait_for(lambda: self.epoch > seen)  # noqa: B023 - waited for at once
 
@@ -262,6 +266,7 @@ async def running(tmp_path: Path, base_dir: Path, peers: Peers, **settings: Any)
     files = TlsFiles(*(str(tmp_path / name) for name in ("registry.pem", "registry.key", "ca.pem", "admin-ca.pem")))
     server = Server(CertificateAuthorities.from_files(files.service_ca, files.admin_ca))
     server.add(add_CatalogServiceServicer_to_server, peers)
+    server.add(add_LogServiceServicer_to_server, peers.log)
     server.add(add_LoaderServiceServicer_to_server, peers)
     key, certificate = files.read()
     port = server.listen("127.0.0.1:0", key=key, certificate=certificate, clients=True)

@@ -74,7 +74,7 @@ def make_programs(plan: StackPlan) -> tuple[Program, ...]:
         OSError: a file cannot be written.
     """
     layout, ports = plan.layout, plan.ports
-    for folder in ("run", "logs", "registry", "s3", "spool"):
+    for folder in ("run", "state", "logs", "registry", "s3", "spool"):
         (layout.data / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     programs = [_valkey(layout, ports), _s3(layout, ports)]
     programs.append(_service(layout, "registry", "registry", ports.registry, _registry_config(layout, ports)))
@@ -168,6 +168,7 @@ def _loader_config(layout: Layout, ports: Ports) -> dict[str, Any]:
         "trust_dir": str(layout.trust),
         "signing_key": str(layout.trust / "loader.key"),
         "registry_address": f"{HOST}:{ports.registry}",
+        "checkpoint": {"state_file": str(layout.floor("loader"))},
         "s3_endpoint": f"{HOST}:{ports.s3}",
         "s3_credentials": str(layout.secret("s3")),
         "spool_dir": str(layout.data / "spool"),
@@ -213,6 +214,7 @@ def _executor_config(plan: StackPlan, executor: ExecutorPlan, port: int) -> dict
         "tls": _tls(layout, executor.name),
         "trust_dir": str(layout.trust),
         "registry_address": f"{HOST}:{ports.registry}",
+        "checkpoint": {"state_file": str(layout.floor(executor.name))},
         "loader_address": f"{HOST}:{ports.loader}",
         "valkey_url": _valkey_url(layout, ports),
     }

@@ -6,6 +6,7 @@
     <data>/keys/      <tenant>.key                               <data>/s3/       the buckets
     <data>/signers/   <tenant>/<signer>.key                      <data>/bases/    <base>/
     <data>/endpoints.json                                        <data>/run/host.sock   the loader's hand-over socket
+    <data>/state/     <process>.json: floors of checkpoints
 
 Pure: nothing here touches the file system except `read_endpoints`.
 """
@@ -132,6 +133,10 @@ class Layout:
     def config(self, process: str) -> Path:
         """Configuration of a service process."""
         return self.data / "run" / f"{process}.json"
+
+    def floor(self, process: str) -> Path:
+        """What a process remembers of the registry's log over restarts, so that it cannot be told an older story."""
+        return self.data / "state" / f"{process}.json"
 
     @property
     def state(self) -> Path:
