@@ -19,6 +19,7 @@ TYPED = (
     "services/registry/catalog.py",
     "services/registry/lifecycle.py",
     "services/loader/disk_tier.py",
+    "services/loader/fetch",
     "services/loader/host_tier.py",
     "services/loader/stages.py",
     "services/router",

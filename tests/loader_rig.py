@@ -36,6 +36,7 @@ from loraport.registry.v1.base_model_service_pb2_grpc import (
 from loraport.registry.v1.catalog_service_pb2_grpc import CatalogServiceServicer, add_CatalogServiceServicer_to_server
 from loraport.registry.v1.log_service_pb2_grpc import add_LogServiceServicer_to_server
 from services.loader.config import LoaderConfig
+from services.loader.fetch.http import Transport
 from services.loader.ports import Area
 from services.loader.service import LoaderService, build
 from services.loader.store import S3Store, verified_key
@@ -306,7 +307,9 @@ def tiny_folder(folder: Path) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, store_address: str, folder: Path, **settings: Any) -> AsyncIterator[Rig]:
+async def running(
+    tmp_path: Path, store_address: str, folder: Path, *, transport: Transport | None = None, **settings: Any
+) -> AsyncIterator[Rig]:
     """Starts registry and loader, and ends both. `settings` are fields of the loader's configuration."""
     ca, admin_ca = make_ca("services"), make_ca("admins")
     registry_key, loader_key, router_key = (SigningKey.generate() for _ in range(3))
@@ -330,7 +333,7 @@ async def running(tmp_path: Path, store_address: str, folder: Path, **settings: 
     registry_port = registry_server.listen("127.0.0.1:0", key=key, certificate=certificate, clients=True)
     await registry_server.start()
 
-    service = await build(loader_config(tmp_path, registry_port, store_address, **settings))
+    service = await build(loader_config(tmp_path, registry_port, store_address, **settings), transport=transport)
     await service.start()
     channels: dict[str, grpc.aio.Channel] = {}
 

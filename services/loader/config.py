@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
+from services.loader.fetch.config import ImportSources
 from services.shared.checkpoint import CheckpointPolicy
 from services.shared.handover import MAX_PATH_BYTES
 from services.shared.rpc.channels import TlsFiles
@@ -73,6 +74,8 @@ class LoaderConfig:
     # Uploads at a time, in all and for one tenant.
     max_uploads: int = 4
     max_uploads_per_tenant: int = 2
+    # Where bundles may be imported from. Imports count as uploads.
+    imports: ImportSources = field(default_factory=ImportSources)
     # An upload that sends nothing for so long is ended.
     upload_idle_s: float = 30.0
     # How long stored bytes that were not what was signed are not asked for again.

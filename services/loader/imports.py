@@ -42,6 +42,8 @@ class Imports:
         self._allowed = sources.allowed()
         self._credentials = Credentials(sources, clock=clock)
         self._transport = transport
+        # The fetches bound themselves, each file by the same rate as uploads; this only has to be longer.
+        self._patience_s = 2 * transport.limits.total_s(MAX_CONFIG_BYTES)
         self._threads = ThreadPoolExecutor(max_fetches, thread_name_prefix="fetch")
 
     async def run(self, session: bytes, reference: Reference) -> AsyncIterator[Report | Outcome]:
@@ -52,7 +54,9 @@ class Imports:
         """
         events: asyncio.Queue[Report | None] = asyncio.Queue()
         task = asyncio.create_task(
-            self._intake.fetch(session, partial(self._parts, reference), observe=events.put_nowait)
+            self._intake.fetch(
+                session, partial(self._parts, reference), observe=events.put_nowait, patience_s=self._patience_s
+            )
         )
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:

@@ -21,7 +21,7 @@ from loraport.bundle.manifest import Manifest
 from services.loader.examine import Findings, examine, promote, verification_of
 from services.loader.manifests import read_manifest
 from services.loader.ports import ObjectStore, RegistryPort
-from services.loader.receive import Part, Received, first_envelope, read_session, receive
+from services.loader.receive import PATIENCE_S, Part, Received, first_envelope, read_session, receive
 from services.loader.slots import Slots
 from services.loader.stages import Act, Broke, Ended, Event, IntakeLife, IntakeState, Refused, Report
 from services.shared.clock import Clock
@@ -116,22 +116,31 @@ class Intake:
                 STORE_UNAVAILABLE, REGISTRY_UNAVAILABLE, or the registry's own reason for taking no result.
         """
         envelope = await first_envelope(parts)
-        return await self._take(envelope, lambda _: parts, lambda _: None)
+        return await self._take(envelope, lambda _: parts, lambda _: None, PATIENCE_S)
 
     async def fetch(
-        self, envelope: bytes, source: Callable[[UploadSession], AsyncGenerator[Part, None]], *, observe: Observe
+        self,
+        envelope: bytes,
+        source: Callable[[UploadSession], AsyncGenerator[Part, None]],
+        *,
+        observe: Observe,
+        patience_s: float,
     ) -> Outcome:
         """Takes in what `source` gives for the session of `envelope`; it is asked only once the session is good.
 
-        `observe` hears of every stage that ends, FETCH being the source's.
+        `observe` hears of every stage that ends, FETCH being the source's. `patience_s` is as for `receive`.
 
         Raises:
             LoraportError: as `upload`, or what the source raises.
         """
-        return await self._take(envelope, source, observe)
+        return await self._take(envelope, source, observe, patience_s)
 
     async def _take(
-        self, envelope: bytes, source: Callable[[UploadSession], AsyncGenerator[Part, None]], observe: Observe
+        self,
+        envelope: bytes,
+        source: Callable[[UploadSession], AsyncGenerator[Part, None]],
+        observe: Observe,
+        patience_s: float,
     ) -> Outcome:
         limits, clock = self._limits, self._clock
         started = clock.monotonic()
@@ -148,7 +157,9 @@ class Intake:
             resolved = clock.monotonic()
             observe(Report("RESOLVE", (resolved - started) * 1000, 0))
             async with contextlib.aclosing(parts):
-                received = await receive(parts, weights_size=session.weights_size, spool_dir=limits.spool_dir)
+                received = await receive(
+                    parts, weights_size=session.weights_size, spool_dir=limits.spool_dir, patience_s=patience_s
+                )
             observe(Report("FETCH", (clock.monotonic() - resolved) * 1000, session.weights_size))
             job = _Job(
                 session=session,

@@ -10,8 +10,10 @@ from loraport.loader.v1.loader_service_pb2_grpc import add_LoaderServiceServicer
 from services.loader.bad_digests import BadDigests
 from services.loader.config import LoaderConfig
 from services.loader.disk_cache import DiskCache
+from services.loader.fetch.http import Transport
 from services.loader.handover import HandoverSocket
 from services.loader.host_tier import HostTier
+from services.loader.imports import Imports
 from services.loader.intake import Intake, IntakeLimits
 from services.loader.ports import ObjectStore, RegistryPort
 from services.loader.registry_client import RegistryClient
@@ -49,6 +51,7 @@ class LoaderService:
         trust: TrustStore,
         key: SigningKey,
         clock: Clock,
+        transport: Transport,
     ) -> None:
         self._config = config
         self._store = store
@@ -79,6 +82,9 @@ class LoaderService:
                 verifier=config.name, max_weights_bytes=config.max_weights_bytes, spool_dir=config.spool_dir
             ),
         )
+        self._imports = Imports(
+            self.intake, config.imports, transport=transport, clock=clock, max_fetches=config.max_uploads
+        )
         tls = config.tls
         self._server = Server(CertificateAuthorities.from_files(tls.service_ca, tls.admin_ca))
         self._server.add(
@@ -86,6 +92,7 @@ class LoaderService:
             LoaderServicer(
                 self.host,
                 self.intake,
+                self._imports,
                 upload_idle_s=config.upload_idle_s,
                 handover_socket=node.handover_socket,
             ),
@@ -118,6 +125,7 @@ class LoaderService:
     async def stop(self) -> None:
         """Drains, lets uploads that are complete be judged, and gives all memory back."""
         await self._server.stop(self._config.drain_s)
+        self._imports.close()
         await self.intake.close(self._config.drain_s)
         for task in self._tasks:
             task.cancel()
@@ -156,8 +164,8 @@ class LoaderService:
                 self.host.expire_leases(idle_s=ttl)
 
 
-async def build(config: LoaderConfig) -> LoaderService:
-    """Returns the service of a configuration, not started yet.
+async def build(config: LoaderConfig, *, transport: Transport | None = None) -> LoaderService:
+    """Returns the service of a configuration, not started yet. `transport` is for tests of imports.
 
     Raises:
         ConfigError, OSError: something that the configuration names cannot be used.
@@ -181,4 +189,12 @@ async def build(config: LoaderConfig) -> LoaderService:
         prove_by(channel), trusted=checkpoint_keys(trust), policy=config.checkpoint, clock=SystemClock()
     )
     registry = RegistryClient(channel, keeper)
-    return LoaderService(config, store=store, registry=registry, trust=trust, key=key, clock=SystemClock())
+    return LoaderService(
+        config,
+        store=store,
+        registry=registry,
+        trust=trust,
+        key=key,
+        clock=SystemClock(),
+        transport=transport or Transport(),
+    )

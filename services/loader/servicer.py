@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Literal
 
 from loraport.bundle.digest import is_digest
 from loraport.loader.v1 import loader_service_pb2 as pb
 from loraport.loader.v1.loader_service_pb2_grpc import LoaderServiceServicer
 from loraport.types.v1 import types_pb2
-from services.loader.intake import Intake, Row
+from services.loader.fetch.sources import HttpsReference, HubReference, Reference, S3Reference
+from services.loader.imports import Imports
+from services.loader.intake import Intake, Outcome, Row
 from services.loader.receive import ChunkPart, Part, SessionPart
 from services.loader.shell import Granted, HostLoader
-from services.loader.stages import LoadState, Report
+from services.loader.stages import Report
 from services.shared.errors import LoraportError
 from services.shared.rpc.server import current_call, run_blocking
 
@@ -23,28 +25,33 @@ _FILES: dict[int, Literal["config", "weights"]] = {
 
 _TIERS = {"": types_pb2.TIER_UNSPECIFIED, "STORE": types_pb2.TIER_STORE, "DISK": types_pb2.TIER_DISK}
 
+# The stages of an intake that a caller knows; the others are the loader's own affair.
+_IMPORT_STAGES = frozenset({"RESOLVE", "FETCH", "VERIFY", "PROMOTE"})
+
 
 class LoaderServicer(LoaderServiceServicer):
-    """The loader's calls. `Import` is not built yet and answers UNIMPLEMENTED."""
+    """The loader's calls."""
 
-    def __init__(self, host: HostLoader, intake: Intake, *, upload_idle_s: float, handover_socket: str = "") -> None:
+    def __init__(
+        self, host: HostLoader, intake: Intake, imports: Imports, *, upload_idle_s: float, handover_socket: str = ""
+    ) -> None:
         self._host = host
         self._intake = intake
+        self._imports = imports
         self._upload_idle_s = upload_idle_s
         self._handover_socket = handover_socket
 
     async def Upload(self, request_iterator: Any, context: Any) -> pb.UploadResponse:
-        outcome = await self._intake.upload(_parts(request_iterator, self._upload_idle_s))
-        return pb.UploadResponse(
-            revision_id=outcome.revision_id,
-            admitted=outcome.admitted,
-            violations=_violations(outcome.violations),
-            warnings=_violations(outcome.warnings),
-        )
+        return _result(await self._intake.upload(_parts(request_iterator, self._upload_idle_s)))
 
     async def Import(self, request: pb.ImportRequest, context: Any) -> AsyncIterator[pb.ImportResponse]:
-        raise LoraportError("NOT_IMPLEMENTED")
-        yield  # makes this a stream, as the contract says
+        events = self._imports.run(request.session, _reference(request))
+        async with contextlib.aclosing(events):  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, Outcome):
+                    yield pb.ImportResponse(result=_result(event))
+                elif event.stage in _IMPORT_STAGES:
+                    yield pb.ImportResponse(stage=_stage(event))
 
     async def EnsureHost(self, request: pb.EnsureHostRequest, context: Any) -> AsyncIterator[pb.EnsureHostResponse]:
         holder = current_call().principal.label
@@ -97,7 +104,7 @@ class LoaderServicer(LoaderServiceServicer):
         return pb.CancelLoadResponse(cancelled=cancelled)
 
 
-async def _parts(messages: Any, idle_s: float) -> AsyncIterator[Part]:
+async def _parts(messages: Any, idle_s: float) -> AsyncGenerator[Part, None]:
     """Yields the parts of an upload that keeps sending."""
     iterator = aiter(messages)
     while True:
@@ -117,19 +124,41 @@ async def _parts(messages: Any, idle_s: float) -> AsyncIterator[Part]:
                 raise LoraportError("INVALID_REQUEST", "a message must hold a session or a chunk of a known file")
 
 
+def _reference(request: pb.ImportRequest) -> Reference:
+    match request.WhichOneof("source"):
+        case "s3":
+            found = request.s3
+            return S3Reference(found.endpoint, found.bucket, found.config_key, found.weights_key)
+        case "hub":
+            return HubReference(request.hub.repository, request.hub.commit)
+        case "https":
+            return HttpsReference(request.https.config_url, request.https.weights_url)
+        case _:
+            raise LoraportError("INVALID_REQUEST", "an import names its source", subject="source")
+
+
+def _result(outcome: Outcome) -> pb.UploadResponse:
+    return pb.UploadResponse(
+        revision_id=outcome.revision_id,
+        admitted=outcome.admitted,
+        violations=_violations(outcome.violations),
+        warnings=_violations(outcome.warnings),
+    )
+
+
 def _revision_id(value: str) -> str:
     if not is_digest(value):
         raise LoraportError("INVALID_REQUEST", "revision_id must be sha256:<64 hex>", subject="revision_id")
     return value
 
 
-def _load_stage(state: LoadState) -> Any:
-    return types_pb2.LoadStage.Value(f"LOAD_STAGE_{state.value}")
+def _load_stage(stage: str) -> Any:
+    return types_pb2.LoadStage.Value(f"LOAD_STAGE_{stage}")
 
 
 def _stage(report: Report) -> types_pb2.StageReport:
     return types_pb2.StageReport(
-        stage=_load_stage(LoadState(report.stage)),
+        stage=_load_stage(report.stage),
         elapsed_ms=report.elapsed_ms,
         size_bytes=report.size_bytes,
         tier=_TIERS[report.tier],

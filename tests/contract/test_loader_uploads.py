@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 
 from loraport.bundle.envelope import SigningKey
@@ -324,10 +323,3 @@ async def test_upload_address_serves_nothing_else(rig: Rig) -> None:
     call = rig.uploads.EnsureHost(pb.EnsureHostRequest(revision_id="sha256:" + "0" * 64), timeout=5)
     assert await reason(call) == "NOT_ALLOWED"
     assert await reason(rig.uploads.Inventory(pb.InventoryRequest(), timeout=5)) == "NOT_ALLOWED"
-
-
-async def test_import_is_not_built_yet(rig: Rig) -> None:
-    call = rig.uploads.Import(pb.ImportRequest(session=b"x"), timeout=5)
-    with pytest.raises(grpc.RpcError) as caught:
-        [event async for event in call]
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

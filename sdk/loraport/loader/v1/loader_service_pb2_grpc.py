@@ -91,8 +91,10 @@ class LoaderServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Import(self, request, context):
-        """Fetches a bundle from an allow-listed source instead of taking an upload. Errors: as Upload, and
-        `PERMISSION_DENIED` (`SOURCE_NOT_ALLOWED`).
+        """Fetches a bundle from an allow-listed source instead of taking an upload; from there on the bytes go the way
+        of an upload. Streams the stages; the last response carries the result. Idempotent. Errors: as Upload, and
+        `PERMISSION_DENIED` (`SOURCE_NOT_ALLOWED`); `FAILED_PRECONDITION` (`SOURCE_UNUSABLE`); `UNAVAILABLE`
+        (`SOURCE_UNAVAILABLE`, with RetryInfo). ErrorInfo's `fault` says what is wrong with the source.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
