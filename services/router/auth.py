@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from services.router.ports import Catalog
 from services.shared.access import Principal
-from services.shared.catalog import CatalogView
+from services.shared.catalog import CatalogView, KeyItem
 from services.shared.errors import LoraportError
 
 AUTHORIZATION = "authorization"
@@ -28,11 +28,20 @@ def check_key(view: CatalogView, secret: str, *, pepper: bytes, now: float) -> P
     item = view.keys.get(match[1])
     digest = hmac.new(pepper, secret.encode(), hashlib.sha256).digest()
     same = hmac.compare_digest(digest, item.secret_hmac if item is not None else _DUMMY)
-    if item is None or not same or item.revoked or item.tenant not in view.tenants:
-        return None
-    if item.expires is not None and now >= item.expires:
+    if item is None or not same or not _opens(view, item, now):
         return None
     return Principal("user", item.tenant, f"tenants/{item.tenant}/keys/{item.key_id}", item.scopes)
+
+
+def still_opens(view: CatalogView, principal: Principal, *, now: float) -> bool:
+    """Says whether the key that let `principal` in would let it in now. Long streams ask again and again."""
+    item = view.keys.get(principal.label.rpartition("/")[2])
+    return item is not None and item.tenant == principal.role and _opens(view, item, now)
+
+
+def _opens(view: CatalogView, item: KeyItem, now: float) -> bool:
+    expired = item.expires is not None and now >= item.expires
+    return not item.revoked and not expired and item.tenant in view.tenants
 
 
 def bearer(metadata: dict[str, str]) -> str:

@@ -7,12 +7,14 @@ from typing import Any
 from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.router.v1 import inference_service_pb2_grpc as stubs
 from services.router import paging, wire
+from services.router.auth import still_opens
 from services.router.catalog_view import AdapterSummary, list_adapters, not_found
 from services.router.door import Door
 from services.router.ports import Catalog
 from services.router.relay import Relay, RelayParts
 from services.shared import names
 from services.shared.clock import Clock
+from services.shared.errors import LoraportError
 from services.shared.rpc.server import current_call
 
 CATCH_UP_S = 0.2
@@ -29,12 +31,16 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        job = await self._door.admit(_tenant(), wire.ask_from_proto(request))
+        principal = current_call().principal
+        job = await self._door.admit(principal.role, wire.ask_from_proto(request))
         relay = Relay(job, self._relays, timeout_s=context.time_remaining())
         # The end of the call ends the relay, also when nobody reads this generator to its end.
         context.add_done_callback(lambda _context: relay.close())
         async with aclosing(relay.events()) as events:
             async for event in events:
+                # A stream may outlive the key that opened it by minutes: it ends with the key.
+                if not still_opens(self._catalog.view, principal, now=self._clock.now()):
+                    raise LoraportError("INVALID_CREDENTIAL")
                 yield wire.event_to_proto(event)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:

@@ -158,6 +158,27 @@ def _hmac(secret: str) -> bytes:
     return hmac.new(PEPPER, secret.encode(), hashlib.sha256).digest()
 
 
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+async def test_a_running_stream_ends_with_its_key(world: World, end: str) -> None:
+    executor = world.executors["e0"]
+    executor.reply, executor.pause_s = [50] * 60, 0.1
+    item = world.registry.tenant("acme")[1]
+    async with user_channel(world) as channel:
+        metadata = (("authorization", f"Bearer {api_key('acme')}"),)
+        request = pb.GenerateRequest(target=pb.Target(adapter="pirate"), prompt="the")
+        call = stubs.InferenceServiceStub(channel).Generate(request, metadata=metadata, timeout=5)
+        with pytest.raises(grpc.RpcError) as ended:
+            async for response in call:
+                if response.HasField("started"):
+                    if end == "revoked":
+                        item.key.revoked = True
+                    else:
+                        item.key.expire_time.FromSeconds(1)
+                    await world.registry.put(item)
+    assert ended.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    await eventually(lambda: executor.running == 0)
+
+
 async def test_listing_pages_and_their_tokens(world: World) -> None:
     for number in range(5):
         await world.registry.put(*world.registry.adapter("acme", f"a{number}"))
