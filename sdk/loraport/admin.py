@@ -6,7 +6,7 @@
 Methods return the protobuf messages of the services' contracts. Every failure is a `loraport.errors.LoraportError`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -33,10 +33,13 @@ from loraport.registry.v1 import (
     tenant_service_pb2_grpc,
 )
 from loraport.router.v1 import router_admin_service_pb2, router_admin_service_pb2_grpc
+from loraport.types.v1 import types_pb2
 
 TIMEOUT_S = 30.0
 # Uploading and verifying the largest admitted bundle takes a while on a slow disk.
 UPLOAD_TIMEOUT_S = 600.0
+# The loader gives up on a source that is slower than 256 KiB/s long before.
+IMPORT_TIMEOUT_S = 7200.0
 PAGE_SIZE = 500
 MAX_SPEC_BYTES = 16 << 20
 _OPTIONS = (
@@ -59,6 +62,13 @@ class _Peer:
         """Calls a method. Raises LoraportError."""
         try:
             return method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, endpoint=self._address) from None
+
+    def stream(self, method: Callable[..., Iterable[T]], request: Any, *, timeout_s: float) -> Iterator[T]:
+        """Yields what a method streams. Raises LoraportError."""
+        try:
+            yield from method(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, endpoint=self._address) from None
 
@@ -237,6 +247,18 @@ class AdminClient:
     def upload(self, parts: Iterator[loader_pb.UploadRequest]) -> loader_pb.UploadResponse:
         """Sends a bundle in pieces, the session first, and returns what verification found."""
         return self._loader.call(self._uploads.Upload, parts, timeout_s=UPLOAD_TIMEOUT_S)
+
+    def import_bundle(
+        self, request: loader_pb.ImportRequest, *, observe: Callable[[types_pb2.StageReport], None] | None = None
+    ) -> loader_pb.UploadResponse:
+        """Has the loader fetch a bundle and returns what verification found; `observe` hears of every stage."""
+        result = loader_pb.UploadResponse()
+        for event in self._loader.stream(self._uploads.Import, request, timeout_s=IMPORT_TIMEOUT_S):
+            if event.WhichOneof("event") == "result":
+                result = event.result
+            elif observe is not None:
+                observe(event.stage)
+        return result
 
     def approve_revision(self, name: str) -> adapter_service_pb2.Revision:
         """Lets a verified revision serve."""

@@ -5,7 +5,7 @@ machine. What is signed is derived from the bytes that are then sent; the loader
 arrived.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +19,15 @@ from loraport.bundle.manifest import build_manifest, parse_manifest
 from loraport.bundle.verdict import Verdict, Violation
 from loraport.bundle.verify import verify_bundle
 from loraport.errors import LoraportError
-from loraport.loader.v1.loader_service_pb2 import FileChunk, UploadRequest
+from loraport.loader.v1.loader_service_pb2 import FileChunk, ImportRequest, UploadRequest
 from loraport.registry.v1.adapter_service_pb2 import Revision
+from loraport.sources import Source
+from loraport.types.v1.types_pb2 import StageReport
 
 CHUNK_BYTES = 256 * 1024
 REFUSED = "REFUSED"
+
+Observe = Callable[[StageReport], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +77,15 @@ def publish(
     approve: bool = False,
     alias: str | None = None,
     notes: str = "",
+    source: Source | None = None,
+    observe: Observe | None = None,
 ) -> Publication:
     """Verifies, signs, registers and uploads a bundle; on request approves it and points an alias at it.
 
-    `base` is the id of a registered base model. `version` defaults to the one after the latest. Publishing the same
-    bytes under the same adapter again changes nothing, takes up an interrupted upload, and still approves and sets
-    the alias.
+    `base` is the id of a registered base model. `version` defaults to the one after the latest. With `source` the
+    loader fetches the bytes from there instead, and `observe` hears of its stages; what is signed are the bytes of
+    `directory` all the same. Publishing the same bytes under the same adapter again changes nothing, takes up an
+    interrupted upload, and still approves and sets the alias.
 
     Raises:
         LoraportError: a service refused a step.
@@ -90,21 +97,19 @@ def publish(
         verdict = verify_files(files, base=spec, tenant=tenant)
         number = version if version is not None else next_version(admin, tenant, adapter)
         if verdict.revision_id is None:
-            return Publication(
-                revision_id=None,
-                state=REFUSED,
-                version=number,
-                reasons=verdict.violations,
-                warnings=verdict.warnings,
-            )
+            faults, warnings = verdict.violations, verdict.warnings
+            return Publication(revision_id=None, state=REFUSED, version=number, reasons=faults, warnings=warnings)
         known = _find_revision(admin, verdict, tenant, adapter, version)
         if known is None:
-            source = Path(directory).absolute().name
-            envelope = sign_manifest(verdict, signer, adapter=adapter, version=number, source=source, notes=notes)
+            origin = _origin(directory, source)
+            envelope = sign_manifest(verdict, signer, adapter=adapter, version=number, source=origin, notes=notes)
         else:
             number, envelope = int(known.version), known.manifest_envelope
         if known is None or state_name(known) == "PENDING":
-            state, reasons = _upload(admin, admin.register_revision(tenant, envelope).upload_session, files)
+            session = admin.register_revision(tenant, envelope).upload_session
+            state, reasons = (
+                _upload(admin, session, files) if source is None else _fetch(admin, session, source, observe)
+            )
         else:
             state, reasons = state_name(known), _violations(known.reasons)
     publication = Publication(
@@ -138,19 +143,28 @@ def verify_files(
 
 
 def sign_manifest(
-    verdict: Verdict, signer: SigningKey, *, adapter: str, version: int, source: str, notes: str = ""
+    verdict: Verdict,
+    signer: SigningKey,
+    *,
+    adapter: str,
+    version: int,
+    source: str | tuple[str, str],
+    notes: str = "",
 ) -> bytes:
     """Returns the signed manifest of an admitted bundle, created now, from the directory called `source`.
+
+    Another source is a pair of kind and URI.
 
     Raises:
         ManifestError: the bundle was not admitted, or an argument is not legal.
     """
+    kind, uri = ("directory", source) if isinstance(source, str) else source
     manifest = build_manifest(
         verdict,
         adapter=adapter,
         version=version,
         created_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        source={"kind": "directory", "uri": source or "bundle"},
+        source={"kind": kind, "uri": uri or "bundle"},
         notes=notes,
     )
     return sign_envelope(IN_TOTO_PAYLOAD_TYPE, manifest, signer)
@@ -198,6 +212,21 @@ def _upload(admin: AdminClient, session: bytes, files: BundleFiles) -> tuple[str
         raise ValueError("only a complete bundle is uploaded")
     response = admin.upload(upload_parts(session, files.config, files.weights))
     return "VERIFIED" if response.admitted else "QUARANTINED", _violations(response.violations)
+
+
+def _fetch(
+    admin: AdminClient, session: bytes, source: Source, observe: Observe | None
+) -> tuple[str, tuple[Violation, ...]]:
+    """Has the loader fetch a bundle and returns the revision's new state and why it is that."""
+    request = ImportRequest()
+    request.CopyFrom(source.request)
+    request.session = session
+    response = admin.import_bundle(request, observe=observe)
+    return "VERIFIED" if response.admitted else "QUARANTINED", _violations(response.violations)
+
+
+def _origin(directory: str | Path, source: Source | None) -> str | tuple[str, str]:
+    return Path(directory).absolute().name if source is None else (source.kind, source.uri)
 
 
 def _put_into_service(

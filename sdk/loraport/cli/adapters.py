@@ -29,6 +29,17 @@ Directory = Annotated[
 Name = Annotated[str, typer.Argument(metavar="ADAPTER", help="NAME with --tenant, TENANT/NAME[@vN], or sha256:…")]
 Version = Annotated[int | None, typer.Option("--version", help="The publisher's number.", min=1)]
 
+# What `register` and `import` ask alike.
+NewName = Annotated[str, typer.Option("--name", "-n", help="Id of the adapter; made when it is new.")]
+BaseName = Annotated[str, typer.Option("--base", "-b", help="Id of the base model, as in: loraport base list.")]
+NewVersion = Annotated[
+    int | None, typer.Option("--version", min=1, help="Rises with every revision. Default: the next.")
+]
+Approve = Annotated[bool, typer.Option("--approve", help="Let it serve once it is verified.")]
+NewAlias = Annotated[str | None, typer.Option("--alias", help="Point this alias at it; needs --approve.")]
+Signer = Annotated[str | None, typer.Option("--signer", help="Whose key signs. Default: the only one.")]
+Notes = Annotated[str, typer.Option("--notes", help="Free text for the manifest.")]
+
 
 @app.command("verify")
 def verify(
@@ -87,13 +98,13 @@ def _show_verdict(verdict: Any, tenant: str) -> None:
 def register(
     directory: Directory,
     tenant: Tenant,
-    name: Annotated[str, typer.Option("--name", "-n", help="Id of the adapter; made when it is new.")],
-    base: Annotated[str, typer.Option("--base", "-b", help="Id of the base model, as in: loraport base list.")],
-    version: Annotated[int | None, typer.Option(min=1, help="Rises with every revision. Default: the next.")] = None,
-    approve: Annotated[bool, typer.Option("--approve", help="Let it serve once it is verified.")] = False,
-    alias: Annotated[str | None, typer.Option(help="Point this alias at it; needs --approve.")] = None,
-    signer: Annotated[str | None, typer.Option(help="Whose key signs. Default: the only one.")] = None,
-    notes: Annotated[str, typer.Option(help="Free text for the manifest.")] = "",
+    name: NewName,
+    base: BaseName,
+    version: NewVersion = None,
+    approve: Approve = False,
+    alias: NewAlias = None,
+    signer: Signer = None,
+    notes: Notes = "",
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> None:
@@ -104,8 +115,7 @@ def register(
     from loraport.admin import AdminClient
     from loraport.publish import publish
 
-    if alias is not None and not approve:
-        raise typer.BadParameter("--alias needs --approve: an alias points only at a revision that may serve")
+    check_alias(alias, approve)
     with AdminClient.local(data) as admin:
         key = find_signer(data, tenant, signer)
         result = publish(
@@ -120,6 +130,17 @@ def register(
             alias=alias,
             notes=notes,
         )
+    tell_publication(result, tenant, name, as_json)
+
+
+def check_alias(alias: str | None, approve: bool) -> None:
+    """Refuses an alias for a revision that would not serve."""
+    if alias is not None and not approve:
+        raise typer.BadParameter("--alias needs --approve: an alias points only at a revision that may serve")
+
+
+def tell_publication(result: Any, tenant: str, name: str, as_json: bool) -> None:
+    """Shows what became of a bundle and ends with the exit code for it."""
     if as_json:
         print_json(
             {

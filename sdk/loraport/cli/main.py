@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from loraport.cli import adapters, aliases, bases, dev, fleet, generate, log, tenants
+from loraport.cli import adapters, aliases, bases, dev, fleet, generate, imports, log, tenants
 
 app = typer.Typer(
     name="loraport",
@@ -22,6 +22,7 @@ app.add_typer(tenants.tenant_app, name="tenant")
 app.add_typer(tenants.key_app, name="key")
 app.add_typer(tenants.signer_app, name="signer")
 app.add_typer(bases.app, name="base")
+adapters.app.command("import")(imports.import_adapter)
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(aliases.app, name="alias")
 app.add_typer(log.app, name="log")
@@ -85,6 +86,7 @@ _ADVICE = {
     "UNTRUSTED_SIGNER": "trust one with: loraport signer create --tenant TENANT",
     "INVALID_CREDENTIAL": "make one with: loraport key create --tenant TENANT",
     "UNREACHABLE": "see: loraport dev status",
+    "SOURCE_NOT_ALLOWED": "the loader's operator lists what it may fetch under `imports` in its configuration",
     "ALIAS_LIVE": "move it at once with --now --reason TEXT",
 }
 

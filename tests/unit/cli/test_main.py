@@ -22,6 +22,7 @@ ISSUE_COMMANDS = [
     "base add",
     "base list",
     "adapter register",
+    "adapter import",
     "adapter verify",
     "adapter list",
     "adapter show",
