@@ -8,7 +8,8 @@ line's own code, sends eight prompts at once over the base model and all adapter
 it checks what it claims: every answer equals what PEFT gives for the same bytes, acme cannot see globex's adapter, and
 a tampered adapter is not admitted. Writes DATA/demo.json. Exit code 0 only when all of it holds.
 
-May be run again and again on one data directory. A stack that ran before is used and left running.
+May be run again and again. Its stack is its own, below DATA/demo and on ports of its own: it neither finds nor leaves
+tenants and keys in the stack that `loraport dev up` runs at DATA; only the converted base model is shared.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from loraport.admin import AdminClient
 from loraport.bundle.bundle_dir import read_bundle_dir
 from loraport.cli import main as command_line
 from loraport.cli.adapters import find_signer
-from loraport.dev.bases import DEFAULT_BASE
+from loraport.dev.bases import DEFAULT_BASE, ensure_default_base
 from loraport.dev.layout import Layout, StackError, read_endpoints
 from loraport.dev.stack import UpOptions, down, up
 from loraport.publish import next_version, sign_manifest, state_name, upload_parts, verify_files
@@ -88,13 +89,14 @@ class Clock:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Publish and serve two tenants' adapters, and check the answers.")
     parser.add_argument("--data", type=Path, default=Path(".loraport"), help="data directory of the local stack")
-    parser.add_argument("--port-base", type=int, default=int(os.environ.get("LORAPORT_PORT_BASE", "7400")))
+    parser.add_argument("--port-base", type=int, default=7440, help="first port of the demo's own stack")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     clock = Clock()
     try:
-        with local_stack(options.data, options.port_base, clock):
-            claims = run(options.data, clock)
+        with local_stack(options.data, options.port_base, clock) as own:
+            rows, claims = run(own, clock)
+        write(rows, options.data / "demo.json")
     except (DemoError, StackError, LoraportError, OSError) as error:
         print(f"demo: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -109,8 +111,8 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def local_stack(data: Path, port_base: int, clock: Clock) -> Iterator[None]:
-    """Runs the local stack for the length of a `with` block."""
+def local_stack(data: Path, port_base: int, clock: Clock) -> Iterator[Path]:
+    """Runs a local stack for the length of a `with` block and gives its data directory."""
     last = ""
 
     def progress(text: str) -> None:
@@ -120,21 +122,21 @@ def local_stack(data: Path, port_base: int, clock: Clock) -> Iterator[None]:
             print(f"           {text}", flush=True)
 
     print("demo: starting the local stack (Valkey, S3, registry, loader, executor, router)", flush=True)
-    _, ran_already = up(UpOptions(data=data, port_base=port_base), progress)
+    base = ensure_default_base(Layout.at(data), progress)
+    own = data / "demo"
+    down(own)  # left behind by a demo that was killed
+    up(UpOptions(data=own, port_base=port_base, bases=(f"{DEFAULT_BASE}={base}",)), progress)
     try:
-        clock.step("the stack ran already" if ran_already else "the stack is up")
-        yield
+        clock.step("the stack is up")
+        yield own
     finally:
-        if not ran_already:
-            down(data)
-            clock.step("the stack is stopped")
+        down(own)
+        clock.step("the stack is stopped")
 
 
-def run(data: Path, clock: Clock) -> dict[str, bool]:
-    """Does the job and returns what is claimed, and whether it holds."""
-    base = read_endpoints(data)["bases"].get(DEFAULT_BASE)
-    if base is None:
-        raise DemoError(f"the stack that runs at {data} does not serve {DEFAULT_BASE}; stop it: loraport dev down")
+def run(data: Path, clock: Clock) -> tuple[list[Row], dict[str, bool]]:
+    """Does the job and returns the answers, and what is claimed and whether it holds."""
+    base = read_endpoints(data)["bases"][DEFAULT_BASE]
     publish_all(data)
     clock.step("tenants, keys, signers, three adapters: registered, verified, approved, aliased")
     rows = asyncio.run(ask_all(data))
@@ -146,17 +148,21 @@ def run(data: Path, clock: Clock) -> dict[str, bool]:
     rows = compare_with_peft(rows, Path(base))
     clock.step("the same prompts answered by PEFT")
     show(rows)
-    fields = ("tenant", "adapter", "revision_id", "prompt_token_ids", "token_ids", "text", "matches_peft")
-    keep = (*fields, "batch_had_distinct_adapters")
-    document = [{key: value for key, value in asdict(row).items() if key in keep} for row in rows]
-    (data / "demo.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return {
+    return rows, {
         "every answer equals PEFT's, token for token": all(row.matches_peft for row in rows),
         "answers of different adapters came out of one batch": all(row.batch_had_distinct_adapters for row in rows),
         "every answer names the revision that made it": revisions_are_named(data, rows),
         "acme cannot tell globex's adapter from one that never was": hidden,
         "a tampered adapter is not admitted": refused,
     }
+
+
+def write(rows: list[Row], path: Path) -> None:
+    """Writes what a script may want of the answers."""
+    fields = ("tenant", "adapter", "revision_id", "prompt_token_ids", "token_ids", "text", "matches_peft")
+    keep = (*fields, "batch_had_distinct_adapters")
+    document = [{key: value for key, value in asdict(row).items() if key in keep} for row in rows]
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 # ---------------------------------------------------------------- publishing, through the command line's own code

@@ -16,7 +16,7 @@ import grpc
 
 from loraport.bundle import base as base_models
 from loraport.bundle.canonical import canonical, load_strict
-from loraport.dev.layout import read_endpoints
+from loraport.dev.layout import default_data, read_endpoints
 from loraport.errors import error_from_rpc
 from loraport.loader.v1 import loader_service_pb2 as loader_pb
 from loraport.loader.v1 import loader_service_pb2_grpc as loader_stubs
@@ -104,13 +104,14 @@ class AdminClient:
         self._uploads: Any = loader_stubs.LoaderServiceStub(self._loader.channel)
 
     @classmethod
-    def local(cls, data: str | Path = ".loraport") -> "AdminClient":
+    def local(cls, data: str | Path | None = None) -> "AdminClient":
         """Returns a client of the local stack at `data`.
 
         Raises:
             StackError: there is no such stack.
             OSError: its credentials cannot be read.
         """
+        data = default_data() if data is None else data
         endpoints = read_endpoints(data)
         credentials = endpoints["credentials"]
         return cls(

@@ -53,12 +53,14 @@ class Client:
     @classmethod
     def local(
         cls,
-        data_dir: str | Path = wire.DEFAULT_DATA,
+        data_dir: str | Path | None = None,
         *,
         tenant: str,
         timeout: float | None = wire.DEFAULT_TIMEOUT_S,
     ) -> Self:
         """Returns a client of the local stack at `data_dir`, with the key that `loraport key create` kept there.
+
+        The default is what the command line takes: `LORAPORT_DATA`, else `.loraport`.
 
         Raises:
             UnavailableError: there is no stack.

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar
 
 import grpc
 
-from loraport.dev.layout import Layout, StackError, read_endpoints
+from loraport.dev.layout import Layout, StackError, default_data, read_endpoints
 from loraport.errors import InternalError, InvalidArgumentError, UnauthenticatedError, UnavailableError
 from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.types.v1 import types_pb2
@@ -29,7 +29,6 @@ from loraport.values import (
 )
 
 DEFAULT_TIMEOUT_S = 60.0
-DEFAULT_DATA = ".loraport"
 PAGE_SIZE = 500
 REQUEST_ID_KEY = "x-request-id"
 
@@ -154,13 +153,14 @@ def make_settings(
     return Settings(endpoint, key, pem, timeout, tenant)
 
 
-def local_settings(data_dir: str | Path, *, tenant: str, timeout: float | None) -> Settings:
+def local_settings(data_dir: str | Path | None, *, tenant: str, timeout: float | None) -> Settings:
     """Returns settings for the local stack at `data_dir`, with the key that the CLI made for `tenant`.
 
     Raises:
         UnavailableError: there is no stack there.
         UnauthenticatedError: there is no key of the tenant there.
     """
+    data_dir = default_data() if data_dir is None else data_dir
     try:
         endpoints = read_endpoints(data_dir)
         endpoint, certificate = endpoints["router"], endpoints["credentials"]["ca"]

@@ -22,6 +22,16 @@ def test_up_is_idempotent_and_down_leaves_nothing(stack: Stack) -> None:
         assert Path(again.json["credentials"][name]).exists(), name
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--executors", "2"), ("--dtype", "bfloat16"), ("--base", "other=/tmp"), ("--port-base", "9999")],
+)
+def test_up_does_not_take_another_stack_for_the_one_asked_for(stack: Stack, option: str, value: str) -> None:
+    answer = stack.up(option, value)
+    assert answer.code == 2
+    assert f"with another {option}" in answer.error
+
+
 def test_status_shows_every_process(stack: Stack) -> None:
     answer = stack.ok("dev", "status")
     assert answer["running"] is True

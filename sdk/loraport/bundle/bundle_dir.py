@@ -108,4 +108,9 @@ def _open(name: str, names: list[str], directory: int, violations: list[Violatio
         os.close(descriptor)
         violations.append(Violation("BAD_FILE", f"{name} is not a plain file", name))
         return None
+    if status.st_nlink != 1:
+        # Whoever holds the other name changes the bytes between the verification and the upload.
+        os.close(descriptor)
+        violations.append(Violation("BAD_FILE", f"{name} has a second name (a hard link); put a copy here", name))
+        return None
     return os.fdopen(descriptor, "rb")

@@ -176,7 +176,8 @@ def find_signer(data: Path, tenant: str, signer: str | None) -> Any:
     chosen = signer or (names[0] if names else None)
     if chosen is None or chosen not in names:
         which = f"no signing key {chosen}" if chosen else "no signing key"
-        raise NotFoundError(f"{which} of {tenant} in {folder}; make one with: loraport signer create --tenant {tenant}")
+        command = f"loraport signer create --tenant {tenant} {signer or ''}".rstrip()
+        raise NotFoundError(f"{which} of {tenant} in {folder}; make one with: {command}")
     return SigningKey.load(folder / f"{chosen}.key")
 
 

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from loraport.cli.views import DEFAULT_DATA, Data, Json, note, print_json, print_rows, say
+from loraport.dev.layout import default_data
 
 app = typer.Typer(
     help="The whole fleet on this machine: Valkey, an S3 server, four services, on loopback.", no_args_is_help=True
@@ -25,18 +27,24 @@ def up(
             help="Base model, a Hugging Face causal-LM directory; may be repeated. Default: SmolLM2-135M-Instruct.",
         ),
     ] = None,
-    executors: Annotated[int, typer.Option(min=1, help="Executors for each base model.")] = 1,
+    executors: Annotated[
+        int | None, typer.Option(min=1, help="Executors for each base model. Default: 1.", show_default=False)
+    ] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        typer.Option(help="What the executors compute in; float32 is exact to compare with, bfloat16 is faster."),
-    ] = "float32",
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="What the executors compute in. Default: float32, in which answers equal PEFT's exactly."),
+    ] = None,
     port_base: Annotated[
-        int, typer.Option(envvar="LORAPORT_PORT_BASE", help="First of the ports; the last is 21 above it.")
-    ] = 7400,
+        int | None,
+        typer.Option(envvar="LORAPORT_PORT_BASE", help="First of the ports; the last is 21 above it. Default: 7400."),
+    ] = None,
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> None:
-    """Start the local stack and leave it running; it runs already: say so. Exit code 2 when it cannot be started."""
+    """Start the local stack and leave it running. Where it runs already, say so.
+
+    Exit code 2 when it cannot be started, or when the one that runs has other options.
+    """
     with _one_line_errors(), _progress() as progress:
         from loraport.dev.stack import UpOptions, up
 
@@ -50,7 +58,7 @@ def up(
     say(f"  registry  {endpoints['registry']} (admin certificate {endpoints['credentials']['admin_certificate']})")
     say(f"  executors {', '.join(endpoints['executors'])} on {', '.join(endpoints['bases'])}, {endpoints['dtype']}")
     if not ran_already:
-        say("next: loraport tenant create NAME; stop it with: loraport dev down")
+        say(f"next: loraport tenant create NAME{_data(data)}; stop it with: loraport dev down{_data(data)}")
 
 
 @app.command("status")
@@ -65,7 +73,7 @@ def status(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
         print_json({"running": serving, "processes": rows})
     else:
         columns = ("name", "state", "pid", "port", "log")
-        empty = f"no stack at {data}; start one with: loraport dev up --data {data}"
+        empty = f"no stack at {data}; start one with: loraport dev up{_data(data)}"
         print_rows(rows, as_json=False, columns=columns, empty=empty)
     raise typer.Exit(0 if serving else 1)
 
@@ -83,6 +91,11 @@ def down(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
         say(f"stopped {', '.join(stopped)}")
     else:
         say(f"nothing was running at {data}")
+
+
+def _data(data: Path) -> str:
+    """Returns the option that leads a further command to the same stack; nothing where it finds it anyway."""
+    return "" if data == default_data() else f" --data {data}"
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
     logprobs: Annotated[int | None, typer.Option(help="Alternatives to report with each token.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the whole answer.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the whole answer.")] = 120.0,
     stream: Annotated[
         bool, typer.Option("--stream", help="Print as tokens come; with --json an event a line.")
     ] = False,

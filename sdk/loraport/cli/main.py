@@ -5,7 +5,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use, 130 interrupted.
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +30,23 @@ app.command("generate")(generate.generate)
 app.command("residency")(fleet.residency)
 app.command("queues")(fleet.queues)
 app.add_typer(dev.app, name="dev")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"loraport {version('loraport')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Publish signed LoRA adapters and generate text with them."""
 
 
 def main() -> None:
@@ -76,7 +93,9 @@ def describe(error: Exception) -> str:
         where = f": {error.filename}" if error.filename else ""
         return _one_line(f"{error.strerror}{where}")
     advice = _ADVICE.get(getattr(error, "reason", ""), "")
-    return _one_line(str(error) or type(error).__name__) + (f" ({advice})" if advice else "")
+    text = _one_line(str(error) or type(error).__name__)
+    # One bracket is enough: an error of this program's own may name the next command already.
+    return f"{text.rstrip('.')} ({advice})" if advice and not text.endswith(")") else text
 
 
 # What to do about it, for the reasons where a command of this program helps.
@@ -86,6 +105,12 @@ _ADVICE = {
     "UNTRUSTED_SIGNER": "trust one with: loraport signer create --tenant TENANT",
     "INVALID_CREDENTIAL": "make one with: loraport key create --tenant TENANT",
     "UNREACHABLE": "see: loraport dev status",
+    "EXECUTOR_UNAVAILABLE": "see: loraport dev status",
+    "LOADER_UNAVAILABLE": "see: loraport dev status",
+    "REGISTRY_UNAVAILABLE": "see: loraport dev status",
+    "STORE_UNAVAILABLE": "see: loraport dev status",
+    "ADAPTER_NOT_FOUND": "see: loraport adapter list, loraport alias list, loraport base list",
+    "REVISION_NOT_FOUND": "see: loraport adapter show NAME --tenant TENANT",
     "SOURCE_NOT_ALLOWED": "the loader's operator lists what it may fetch under `imports` in its configuration",
     "ALIAS_LIVE": "move it at once with --now --reason TEXT",
 }

@@ -145,12 +145,23 @@ def create_signer(
     from loraport.admin import AdminClient
 
     with AdminClient.local(data) as admin:
-        pem, path = (public_key.read_bytes(), None) if public_key else _signing_key(data, tenant, name)
+        pem, path = (_public_key(public_key), None) if public_key else _signing_key(data, tenant, name)
         signer = admin.create_signer(tenant, name, pem)
     if as_json:
         print_json({**_signer_row(signer), "path": str(path) if path else None})
     else:
         say(f"signer {name} of {tenant} is trusted; " + (f"its key is {path}" if path else f"key id {signer.key_id}"))
+
+
+def _public_key(path: Path) -> bytes:
+    from loraport.bundle.envelope import EnvelopeError, key_id
+
+    pem = path.read_bytes()
+    try:
+        key_id(pem)
+    except (EnvelopeError, UnicodeDecodeError):
+        raise wrong_use(f"--public-key: {path} is not an Ed25519 public key in PEM") from None
+    return pem
 
 
 def _signing_key(data: Path, tenant: str, name: str) -> tuple[bytes, Path]:

@@ -9,13 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from loraport.dev import layout
+
 Data = Annotated[
     Path, typer.Option("--data", envvar="LORAPORT_DATA", help="Data directory of the local stack.", show_default=True)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Tenant = Annotated[str, typer.Option("--tenant", "-t", help="Tenant.")]
 OptionalTenant = Annotated[str | None, typer.Option("--tenant", "-t", help="Tenant.")]
-DEFAULT_DATA = Path(".loraport")
+DEFAULT_DATA = Path(layout.DEFAULT_DATA)
 
 
 def print_json(value: Any) -> None:

@@ -1,8 +1,6 @@
 """Which base models a stack serves: parsed from the command line, converted once, read and digested."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -50,6 +48,8 @@ def parse_bases(arguments: Sequence[str]) -> dict[str, Path]:
         name, separator, directory = argument.partition("=")
         if not separator or "/" in name:
             name, directory = "", argument
+        if not directory:
+            raise StackError(f"--base {argument!r} names no directory")
         path = Path(directory).expanduser().absolute()
         name = name or _legal_id(path.resolve().name)
         if _ID.fullmatch(name) is None:
@@ -106,18 +106,13 @@ def ensure_default_base(layout: Layout, progress: Callable[[str], None]) -> Path
         return target
     progress(f"base {DEFAULT_BASE}: converting the checkpoint to safetensors (once)")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The final name appears only when the conversion is complete, so a killed one is simply done again.
-    temporary = target.with_name(f".{DEFAULT_BASE}.{os.getpid()}")
     log = layout.log("convert")
     log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        code = _run([sys.executable, "-m", CONVERTER, str(temporary)], log, progress)
-        if code != 0:
-            reason = last_line(log) or f"exit code {code}"
-            raise StackError(f"base {DEFAULT_BASE}: the conversion failed: {reason:.300}; see {log}")
-        temporary.replace(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    # The converter gives the directory its name when it is complete, so a killed conversion is simply done again.
+    code = _run([sys.executable, "-m", CONVERTER, str(target)], log, progress)
+    if code != 0:
+        reason = last_line(log) or f"exit code {code}"
+        raise StackError(f"base {DEFAULT_BASE}: the conversion failed: {reason:.300}; see {log}")
     return target
 
 

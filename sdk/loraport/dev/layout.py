@@ -12,6 +12,7 @@ Pure: nothing here touches the file system except `read_endpoints`.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ DEFAULT_DATA = ".loraport"
 DEFAULT_PORT_BASE = 7400
 MAX_EXECUTORS = 7
 ENDPOINTS_SCHEMA = "loraport.endpoints.v1"
+
+
+def default_data() -> Path:
+    """Returns where the local stack is when nobody says: `LORAPORT_DATA`, else `.loraport`. The CLI looks there too."""
+    return Path(os.environ.get("LORAPORT_DATA") or DEFAULT_DATA)
 
 
 class StackError(Exception):

@@ -26,11 +26,12 @@ from loraport.dev.commands import (
 )
 from loraport.dev.credentials import ensure_credentials, write_private
 from loraport.dev.health import HealthProbe, accepts, port_free, wait_ready
-from loraport.dev.layout import ENDPOINTS_SCHEMA, Layout, Ports, StackError, read_endpoints
+from loraport.dev.layout import DEFAULT_PORT_BASE, ENDPOINTS_SCHEMA, Layout, Ports, StackError, read_endpoints
 from loraport.dev.processes import ProcessRecord, find, find_by_command, spawn, stop_all
 from loraport.dev.state import StackState, forget, locked, read_state, write_state
 from loraport.errors import LoraportError
 
+DEFAULT_DTYPE = "float32"
 READY_TIMEOUT_S = 300.0
 PLACEABLE_TIMEOUT_S = 30.0
 DRAIN_S = 25.0
@@ -44,13 +45,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """What `up` was asked for. `bases` are `[NAME=]DIR` arguments; none means the default base."""
+    """What `up` was asked for. `bases` are `[NAME=]DIR` arguments; none means the default base.
+
+    None means that nothing was asked for: the default where a stack is started, whatever it is where one runs.
+    """
 
     data: Path
-    port_base: int
+    port_base: int | None = None
     bases: tuple[str, ...] = ()
-    executors: int = 1
-    dtype: str = "float32"
+    executors: int | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +72,16 @@ def up(options: UpOptions, progress: Progress) -> tuple[dict[str, Any], bool]:
     """Starts a stack and returns its endpoints, and whether it ran already.
 
     Raises:
-        StackError: it cannot be started; nothing is left running.
+        StackError: it cannot be started, and nothing is left running; or one runs that is not what was asked for.
     """
     layout = Layout.at(options.data)
     try:
         with locked(layout):
             running = read_state(layout)
             if running is not None and running.complete and all(map(find, running.processes)):
-                return read_endpoints(layout.data), True
+                endpoints = read_endpoints(layout.data)
+                _refuse_other(options, running, endpoints)
+                return endpoints, True
             if running is not None:
                 progress("ending what an earlier stack left behind")
                 _stop(layout, running)
@@ -83,6 +89,24 @@ def up(options: UpOptions, progress: Progress) -> tuple[dict[str, Any], bool]:
     except OSError as error:
         where = error.filename or layout.data
         raise StackError(f"cannot use the data directory: {where}: {error.strerror or error}") from None
+
+
+def _refuse_other(options: UpOptions, state: StackState, endpoints: dict[str, Any]) -> None:
+    """Raises StackError when the stack that runs is not the one that was asked for: it would be taken for it."""
+    bases = {name: str(path) for name, path in parse_bases(options.bases).items()}
+    per_base = len(endpoints["executors"]) // max(1, len(endpoints["bases"]))
+    asked = {
+        "--port-base": (options.port_base, state.port_base),
+        "--base": (bases or None, endpoints["bases"]),
+        "--executors": (options.executors, per_base),
+        "--dtype": (options.dtype, endpoints["dtype"]),
+    }
+    other = [name for name, (wanted, present) in asked.items() if wanted is not None and wanted != present]
+    if other:
+        raise StackError(
+            f"a stack runs at {options.data} with another {' and '.join(other)}; "
+            f"stop it first: loraport dev down --data {options.data}"
+        )
 
 
 def down(data: Path) -> list[str]:
@@ -129,7 +153,7 @@ def _start(layout: Layout, options: UpOptions, progress: Progress) -> dict[str, 
     ensure_credentials(layout, [executor.name for executor in plan.executors])
     programs = make_programs(plan)
     commands = {program.name: list(program.command) for program in programs}
-    state = StackState(port_base=options.port_base, complete=False, processes=(), commands=commands)
+    state = StackState(port_base=plan.ports.base, complete=False, processes=(), commands=commands)
     write_state(layout, state)
     try:
         for program in programs:
@@ -148,20 +172,21 @@ def _start(layout: Layout, options: UpOptions, progress: Progress) -> dict[str, 
 
 
 def _plan(layout: Layout, options: UpOptions, progress: Progress) -> StackPlan:
-    if not 1024 <= options.port_base <= HIGHEST_PORT_BASE:
-        raise StackError(f"--port-base must be in [1024, {HIGHEST_PORT_BASE}], not {options.port_base}")
+    port_base = DEFAULT_PORT_BASE if options.port_base is None else options.port_base
+    if not 1024 <= port_base <= HIGHEST_PORT_BASE:
+        raise StackError(f"--port-base must be in [1024, {HIGHEST_PORT_BASE}], not {port_base}")
     valkey_program()
     rclone_program()
     directories = parse_bases(options.bases)
     names = list(directories) or [DEFAULT_BASE]
-    executors = plan_executors(names, per_base=options.executors)
-    ports = Ports(options.port_base)
+    executors = plan_executors(names, per_base=options.executors or 1)
+    ports = Ports(port_base)
     for what, port in ports.used(len(executors)):
         if not port_free(port):
             raise StackError(f"port {port} ({what}) is taken; choose others with --port-base N")
     directories = directories or {DEFAULT_BASE: ensure_default_base(layout, progress)}
     bases = read_bases(directories, progress)
-    return StackPlan(layout=layout, ports=ports, bases=bases, executors=executors, dtype=options.dtype)
+    return StackPlan(layout=layout, ports=ports, bases=bases, executors=executors, dtype=options.dtype or DEFAULT_DTYPE)
 
 
 def _spawn(layout: Layout, program: Program) -> ProcessRecord:

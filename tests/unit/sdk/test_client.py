@@ -90,6 +90,12 @@ def test_an_unknown_event_is_passed_over() -> None:
     assert wire.event_from_proto(pb.GenerateResponse()) is None
 
 
+def test_local_looks_where_the_command_line_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORAPORT_DATA", str(tmp_path / "elsewhere"))
+    with pytest.raises(UnavailableError, match="elsewhere"):
+        Client.local(tenant="acme")
+
+
 def test_local_finds_the_stack_and_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="no local stack") as caught:
         Client.local(tmp_path, tenant="acme")
