@@ -81,12 +81,18 @@ class DiskCache:
         except OSError as error:
             self.spoil(digest, f"cannot be opened ({error.strerror})")
             return None
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+        try:
+            status = os.fstat(fd)
+            good = stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
+            if good:
+                return os.fdopen(fd, "rb", buffering=0)  # type: ignore[return-value]
             os.close(fd)
-            self.spoil(digest, "is of another kind or size")
+        except OSError as error:
+            os.close(fd)
+            self.spoil(digest, f"cannot be read ({error.strerror})")
             return None
-        return os.fdopen(fd, "rb", buffering=0)  # type: ignore[return-value]
+        self.spoil(digest, "is of another kind or size")
+        return None
 
     def put(self, digest: str, size_bytes: int, pieces: Iterator[bytes]) -> bool:
         """Keeps verified bytes, unless they are there; returns whether they were written. Failing is not an error."""
