@@ -10,11 +10,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import insert, inspect, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from loraport.log import merkle
 from loraport.registry.v1 import adapter_service_pb2 as pb
 from loraport.registry.v1 import tenant_service_pb2 as tenant_pb
-from services.registry.store import accounts, feed
+from services.registry.store import accounts, feed, log
 from services.registry.store.database import Database
 from services.registry.store.migrate import upgrade
 from services.registry.store.tables import METADATA, catalog_state, revisions
@@ -75,6 +76,43 @@ def test_migrations_make_exactly_the_tables(database: Database) -> None:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         indexes = {index["name"]: index for index in inspect(connection).get_indexes("revisions")}
     assert indexes["uq_revisions_current"]["unique"]
+
+
+def test_the_log_grows_and_proves_itself_and_nothing_else_is_let_happen_to_it(database: Database) -> None:
+    digest = "sha256:" + "1" * 64
+    with database.write() as transaction:
+        for index in range(70):
+            kind = log.Kind.REVOKED if index == 41 else log.Kind.RECORD
+            assert log.append(transaction, kind, resource="r", digest=digest, now_us=index) == index
+    with database.read() as connection:
+        bodies = [body for _, body in log.list_leaves(connection, start=0, limit=500)]
+        state = log.state(connection)
+        root = merkle.root(map(merkle.leaf_hash, bodies))
+        assert (state.tree_size, state.root_hash, state.revocation_epoch) == (70, root, 42)
+        for index in range(70):
+            leaf, proof = log.inclusion_proof(connection, index, 70)
+            assert merkle.verify_inclusion(leaf, index, 70, proof, root)
+            proof = log.consistency_proof(connection, index + 1, 70)
+            assert merkle.verify_consistency(index + 1, 70, proof, log.root(connection, index + 1), root)
+    for table, column in (("log_leaves", "body"), ("log_nodes", "hash")):
+        changes = [f"UPDATE {table} SET {column} = {column}", f"DELETE FROM {table}"]
+        if database.engine.dialect.name == "postgresql":
+            changes.append(f"TRUNCATE {table}")
+        for change in changes:
+            with pytest.raises(DBAPIError, match="append-only"), database.exclusive() as connection:
+                connection.execute(text(change))
+
+
+def test_the_log_is_read_by_its_indexes(database: Database) -> None:
+    if database.engine.dialect.name != "sqlite":
+        pytest.skip("one planner is enough")
+    with database.read() as connection:
+        for statement in (log._nodes(3), log._NEWEST, log._NEWEST_REVOCATION):
+            values = dict.fromkeys(statement.compile(database.engine).params, 1)
+            sql = str(statement.compile(database.engine))
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", tuple(values.values())).all()
+            assert not any("SCAN" in row[3] for row in plan), plan
+        assert "ix_log_leaves_revocation" in plan[0][3]
 
 
 def test_migrations_run_once_whoever_comes_first(url: str) -> None:

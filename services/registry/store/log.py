@@ -7,14 +7,22 @@ O(log n). No row is ever changed: the database refuses it (migration 0002).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, tuple_
+from sqlalchemy import Connection, Select, and_, bindparam, func, insert, or_, select, text
 
 from loraport.log import merkle
 from loraport.log.leaf import FIRST, REVOCATIONS, Kind, Leaf
 from services.registry.store.database import Transaction
 from services.registry.store.tables import catalog_state, log_leaves, log_nodes
 from services.shared.errors import LoraportError
+
+# Built once: appending is on the way of every write.
+_NEWEST = select(func.max(log_leaves.c.leaf_index))
+# The bare column, as the partial index has it; SQLite does not see that "= 1" means the same.
+_NEWEST_REVOCATION = _NEWEST.where(text("revocation"))
+_ADD_LEAF, _ADD_NODES = insert(log_leaves), insert(log_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +49,10 @@ def append(transaction: Transaction, kind: Kind, *, resource: str, digest: str, 
     leaf = Leaf(
         index=size, time=now_us // 1_000_000, kind=kind, resource=resource, digest=digest, previous=previous
     ).body()
-    connection.execute(insert(log_leaves).values(leaf_index=size, revocation=kind in REVOCATIONS, body=leaf))
+    connection.execute(_ADD_LEAF, {"leaf_index": size, "revocation": kind in REVOCATIONS, "body": leaf})
     made = merkle.new_nodes(size, merkle.leaf_hash(leaf), [hashes[node] for node in needed])
     rows = [{"level": level, "node_index": index, "hash": value} for (level, index), value in made]
-    connection.execute(insert(log_nodes), rows)
+    connection.execute(_ADD_NODES, rows)
     return size
 
 
@@ -61,8 +69,7 @@ def state(connection: Connection) -> LogState:
 
 def revocation_epoch(connection: Connection) -> int:
     """Returns the size of the log when its newest revocation was in it; 0 without one."""
-    revoked = select(func.max(log_leaves.c.leaf_index)).where(log_leaves.c.revocation.is_(True))
-    newest = connection.execute(revoked).scalar()
+    newest = connection.execute(_NEWEST_REVOCATION).scalar()
     return 0 if newest is None else int(newest) + 1
 
 
@@ -104,7 +111,7 @@ def list_leaves(connection: Connection, *, start: int, limit: int) -> list[tuple
 
 
 def _size(connection: Connection) -> int:
-    newest = connection.execute(select(func.max(log_leaves.c.leaf_index))).scalar()
+    newest = connection.execute(_NEWEST).scalar()
     return 0 if newest is None else int(newest) + 1
 
 
@@ -124,12 +131,18 @@ def _read(connection: Connection, nodes: Iterable[merkle.Node]) -> dict[merkle.N
     wanted = sorted(nodes)
     if not wanted:
         return {}
-    key = tuple_(log_nodes.c.level, log_nodes.c.node_index)
-    found = connection.execute(
-        select(log_nodes.c.level, log_nodes.c.node_index, log_nodes.c.hash).where(key.in_(wanted))
-    )
+    named = {f"{part}{i}": value for i, node in enumerate(wanted) for part, value in zip("li", node, strict=True)}
+    found = connection.execute(_nodes(len(wanted)), named)
     hashes = {(level, int(index)): bytes(value) for level, index, value in found}
     if len(hashes) < len(wanted):
         # Somebody has taken rows away beside the registry: nothing may be built on what is left.
         raise LoraportError("LOG_DAMAGED", f"the log lacks {len(wanted) - len(hashes)} of its hashes")
     return hashes
+
+
+@cache
+def _nodes(count: int) -> Select[Any]:
+    """Returns the query of so many nodes. Pairs in one list would be a scan of the whole table in SQLite."""
+    level, index = log_nodes.c.level, log_nodes.c.node_index
+    either = [and_(level == bindparam(f"l{i}"), index == bindparam(f"i{i}")) for i in range(count)]
+    return select(level, index, log_nodes.c.hash).where(or_(*either))

@@ -1,0 +1,209 @@
+"""Somebody with a hand on the registry's database changes the log; `loraport log verify` says where, from outside."""
+
+import asyncio
+import hashlib
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loraport.cli.main import run
+from loraport.dev.layout import ENDPOINTS_SCHEMA
+from loraport.log import merkle
+from loraport.log.leaf import parse_leaf
+from tests.contract.registry_rig import ADMIN_CA, LEAVES, SERVICE_CA, Rig, serving, write_config
+
+REVISIONS = 4
+# A signer, a base, and three leaves a revision.
+ROWS = 2 + 3 * REVISIONS
+
+
+class World:
+    """A registry that has published something, its database file, and the command line."""
+
+    def __init__(self, rig: Rig, folder: Path, output: pytest.CaptureFixture[str]) -> None:
+        self.rig = rig
+        self.folder = folder
+        self._output = output
+
+    async def cli(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        words = ["log", *arguments, "--data", str(self.folder), "--json"]
+        self._output.readouterr()
+        code = await asyncio.to_thread(run, words)
+        out, err = self._output.readouterr()
+        start = out.find("\n{\n") + 1 if not out.startswith("{") else 0
+        return code, json.loads(out[start:]) if "{\n" in out else {"error": err}
+
+    async def verify(self, *arguments: str) -> tuple[Any, Any]:
+        """Returns the code and row of what an audit finds."""
+        exit_code, found = await self.cli("verify", *arguments)
+        assert "error" not in found, found
+        assert exit_code == (0 if found["good"] else 1)
+        return found["code"], found["first_row"]
+
+    def sql(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """Changes the database beside the registry, past the triggers."""
+        with sqlite3.connect(self.folder / "registry.db") as database:
+            for table in ("log_leaves", "log_nodes"):
+                for change in ("update", "delete"):
+                    database.execute(f"DROP TRIGGER IF EXISTS {table}_no_{change}")
+            for statement, values in statements:
+                database.execute(statement, values)
+        database.close()
+
+    def body(self, index: int) -> bytes:
+        with sqlite3.connect(self.folder / "registry.db") as database:
+            row = database.execute("SELECT body FROM log_leaves WHERE leaf_index = ?", (index,)).fetchone()
+        database.close()
+        return bytes(row[0])
+
+
+@pytest.fixture
+async def world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[World]:
+    async with serving(write_config(tmp_path)) as rig:
+        await rig.tenant("acme")
+        await rig.base()
+        for version in range(1, REVISIONS + 1):
+            await rig.active("acme", "pirate", version, f"c{version}")
+        (tmp_path / "admin.pem").write_bytes(LEAVES["admin"].certificate)
+        (tmp_path / "admin.key").write_bytes(LEAVES["admin"].key)
+        assert SERVICE_CA.certificate != ADMIN_CA.certificate
+        endpoints = {
+            "schema": ENDPOINTS_SCHEMA,
+            **dict.fromkeys(("registry", "router_admin", "loader_upload"), rig.address),
+            "credentials": {"ca": "ca.pem", "admin_certificate": "admin.pem", "admin_key": "admin.key"},
+        }
+        (tmp_path / "endpoints.json").write_text(json.dumps(endpoints))
+        yield World(rig, tmp_path, capsys)
+
+
+def edited(body: bytes) -> bytes:
+    return replace(parse_leaf(body), digest="sha256:" + "2" * 64).body()
+
+
+SET = "UPDATE log_leaves SET body = ? WHERE leaf_index = ?"
+
+
+async def test_an_honest_log_is_good_and_shown(world: World) -> None:
+    code, found = await world.cli("verify")
+    assert (code, found["good"], found["tree_size"], found["row_count"]) == (0, True, ROWS, ROWS)
+    assert found["root_hash"] == found["signed_root"]
+    code, shown = await world.cli("checkpoint")
+    assert (code, shown["tree_size"], shown["root_hash"]) == (0, ROWS, found["root_hash"])
+    assert shown["fresh"]
+    assert (await world.cli("list", "--start", "3"))[0] == 0
+    await world.rig.active("acme", "pirate", 9, "c9")
+    assert await world.verify() == (None, None)
+
+
+@pytest.mark.parametrize("index", [0, 7, ROWS - 1])
+async def test_an_edited_row(world: World, index: int) -> None:
+    world.sql((SET, (edited(world.body(index)), index)))
+    code, row = await world.verify()
+    assert (code, row) == ("EDITED" if index < ROWS - 1 else "REWRITTEN", index)
+
+
+@pytest.mark.parametrize("index", [0, 7, ROWS - 1])
+async def test_a_dropped_row(world: World, index: int) -> None:
+    await world.verify()
+    world.sql(("DELETE FROM log_leaves WHERE leaf_index = ?", (index,)))
+    assert await world.verify() == ("DROPPED", index)
+
+
+async def test_reordered_rows(world: World) -> None:
+    first, second = world.body(4), world.body(9)
+    world.sql((SET, (second, 4)), (SET, (first, 9)))
+    assert await world.verify() == ("REORDERED", 4)
+
+
+async def test_a_row_put_in_behind_the_end_is_not_part_of_what_is_signed(world: World) -> None:
+    await world.verify()
+    forged = replace(parse_leaf(world.body(ROWS - 1)), index=ROWS).body()
+    world.sql(("INSERT INTO log_leaves (leaf_index, revocation, body) VALUES (?, 0, ?)", (ROWS, forged)))
+    assert await world.verify() == (None, None), "what was signed is all there"
+    # The next change finds the log inconsistent, and is refused rather than built on it.
+    world.rig.service._hub.advance(world.rig.service._hub.epoch + 1)
+    code, found = await world.cli("verify")
+    assert code == 1
+    assert "LOG_DAMAGED" in found["error"]
+
+
+def rewritten(world: World, index: int) -> list[bytes]:
+    """The whole log with row `index` edited and every later one made to fit."""
+    rows = [world.body(i) for i in range(ROWS)]
+    rows[index] = edited(rows[index])
+    for i in range(index + 1, ROWS):
+        rows[i] = replace(parse_leaf(rows[i]), previous=merkle.leaf_hash(rows[i - 1]).hex()).body()
+    return rows
+
+
+@pytest.mark.parametrize("index", [0, 6, ROWS - 1])
+async def test_a_history_of_its_own_is_located_by_proofs(world: World, index: int) -> None:
+    await world.verify()
+    world.sql(*((SET, (row, i)) for i, row in enumerate(rewritten(world, index))))
+    assert await world.verify() == ("REWRITTEN", index)
+
+
+async def test_a_registry_restarted_on_a_rewritten_database_is_caught_by_the_last_audit(world: World) -> None:
+    """Rows and all hashes rewritten: the new root is signed in good faith, and the auditor remembers the old one."""
+    assert await world.verify() == (None, None)
+    rows, nodes = rewritten(world, 6), {}
+    for size, row in enumerate(rows):
+        left = [nodes[node] for node in merkle.merged(size)]
+        nodes |= dict(merkle.new_nodes(size, merkle.leaf_hash(row), left))
+    put = "UPDATE log_nodes SET hash = ? WHERE level = ? AND node_index = ?"
+    world.sql(
+        *((SET, (row, i)) for i, row in enumerate(rows)), *((put, (value, *node)) for node, value in nodes.items())
+    )
+    world.rig.service._checkpoints._last = None  # what a restart forgets
+    code, row = await world.verify()
+    assert (code, row) == ("REWRITTEN", ROWS - 1)
+    (world.folder / "state" / "log-audit.json").unlink()
+    assert await world.verify() == (None, None), "nobody who has not seen the first history can know"
+
+
+async def test_a_registry_restored_from_a_backup_is_a_rollback(world: World) -> None:
+    await world.verify()
+    world.sql(
+        ("DELETE FROM log_leaves WHERE leaf_index >= 11", ()), ("DELETE FROM log_nodes WHERE node_index >= 11", ())
+    )
+    code, found = await world.cli("verify")
+    assert (code, found["code"], found["first_row"]) == (1, "DROPPED", 11)
+    world.rig.service._checkpoints._last = None
+    assert await world.verify() == ("ROLLBACK", 11)
+
+
+COPIES: list[tuple[str, int, Callable[[list[bytes]], list[bytes]]]] = [
+    ("EDITED", 5, lambda rows: [*rows[:5], edited(rows[5]), *rows[6:]]),
+    ("DROPPED", 5, lambda rows: [*rows[:5], *rows[6:]]),
+    ("DROPPED", 5, lambda rows: rows[:5]),
+    ("REORDERED", 5, lambda rows: [*rows[:5], rows[6], rows[5], *rows[7:]]),
+    ("EDITED", 5, lambda rows: [*rows[:5], b"{}", *rows[6:]]),
+]
+
+
+@pytest.mark.parametrize(("code", "row", "change"), COPIES)
+async def test_an_untrusted_copy(
+    world: World, tmp_path: Path, code: str, row: int, change: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    path = tmp_path / "copy"
+    assert (await world.cli("export", str(path)))[1]["leaf_count"] == ROWS
+    assert await world.verify("--from", str(path)) == (None, None)
+    head, *rows = path.read_bytes().splitlines()
+    assert hashlib.sha256(rows[3]).digest() == hashlib.sha256(world.body(3)).digest()
+    path.write_bytes(b"\n".join([head, *change(rows)]) + b"\n")
+    assert await world.verify("--from", str(path)) == (code, row)
+
+
+async def test_a_copy_without_the_registrys_signature_is_no_evidence(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    await world.cli("export", str(path))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "registry.pub").write_bytes((tmp_path / "trust" / "router.pub").read_bytes())
+    code, found = await world.cli("verify", "--from", str(path), "--trust", str(tmp_path / "other"))
+    assert code == 1
+    assert "proves nothing: UNTRUSTED" in found["error"]
