@@ -19,7 +19,7 @@ from loraport.types.v1 import types_pb2
 from services.executor.handover import HandoverFailed, take_over
 from services.executor.ports import HostBytes, Stage
 from services.shared.errors import LoraportError
-from services.shared.rpc.status import from_rpc_error
+from services.shared.rpc.status import connection_broke, from_rpc_error
 
 log = structlog.get_logger()
 
@@ -39,19 +39,28 @@ class LoaderClient:
 
     async def fetch(self, revision_id: str, *, size_bytes: int, on_stage: Callable[[Stage], None]) -> HostBytes:
         try:
-            lease = await self._ensure(revision_id, on_stage)
-            try:
-                if lease.size_bytes != size_bytes:
-                    raise LoraportError("DIGEST_MISMATCH", "the loader holds a file of another size")
-                mapped = await self._take_over(lease)
-                if mapped is not None:
-                    return HostBytes(mapped, lease.manifest_envelope, lambda: self._give_back(lease.lease_id))
-                data = await self._read(lease.lease_id, size_bytes)
-            except BaseException:
-                self._give_back(lease.lease_id)
-                raise
+            return await self._fetch(revision_id, size_bytes, on_stage)
+        except grpc.RpcError as error:
+            if not connection_broke(error):
+                raise from_rpc_error(error, unavailable=_UNAVAILABLE) from None
+        # A connection that was idle may be dead without a word (a machine that stood still); a load may be repeated.
+        try:
+            return await self._fetch(revision_id, size_bytes, on_stage)
         except grpc.RpcError as error:
             raise from_rpc_error(error, unavailable=_UNAVAILABLE) from None
+
+    async def _fetch(self, revision_id: str, size_bytes: int, on_stage: Callable[[Stage], None]) -> HostBytes:
+        lease = await self._ensure(revision_id, on_stage)
+        try:
+            if lease.size_bytes != size_bytes:
+                raise LoraportError("DIGEST_MISMATCH", "the loader holds a file of another size")
+            mapped = await self._take_over(lease)
+            if mapped is not None:
+                return HostBytes(mapped, lease.manifest_envelope, lambda: self._give_back(lease.lease_id))
+            data = await self._read(lease.lease_id, size_bytes)
+        except BaseException:
+            self._give_back(lease.lease_id)
+            raise
         self._give_back(lease.lease_id)
         return HostBytes(memoryview(data), lease.manifest_envelope)
 
