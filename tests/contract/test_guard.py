@@ -13,13 +13,20 @@ from loraport.executor.v1 import executor_service_pb2 as executor
 from loraport.executor.v1 import executor_service_pb2_grpc as executor_stubs
 from loraport.registry.v1 import tenant_service_pb2 as pb
 from loraport.registry.v1 import tenant_service_pb2_grpc as stubs
-from services.shared.errors import LoraportError
+from services.shared.errors import FaultList, LoraportError
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server, current_call
 from services.shared.rpc.status import DETAILS_KEY
 
 SERVICE_CA, ADMIN_CA, STRANGER_CA = make_ca("service"), make_ca("admin"), make_ca("stranger")
 SECRET = "prompt of a tenant"
+LONG_TEXTS = {
+    "ascii": "a" * 300,
+    "accents": "é" * 300,
+    "emoji": "\U0001f600" * 300,
+    "control": "\x01" * 300,
+    "percent": "%" * 300,
+}
 
 
 class Tenants(stubs.TenantServiceServicer):
@@ -28,6 +35,11 @@ class Tenants(stubs.TenantServiceServicer):
             raise RuntimeError(SECRET)
         if request.name == "typed":
             raise LoraportError("TENANT_NOT_FOUND")
+        if request.name in LONG_TEXTS:
+            faults = FaultList()
+            for index in range(1000):
+                faults.add(f"messages[{index}].role", f"must be user, not {LONG_TEXTS[request.name]!r}")
+            faults.raise_if_any()
         if request.name == "slow":
             await asyncio.sleep(30)
         return pb.Tenant(name=current_call().principal.label)
@@ -122,6 +134,17 @@ async def test_errors_keep_their_reason_and_bugs_keep_their_secret(address: str)
     assert (caught.value.code(), reason(caught.value)) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert SECRET not in caught.value.debug_error_string() + caught.value.details()
     assert "incident" in caught.value.details()
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS)
+async def test_a_long_error_still_arrives_as_what_it_is(address: str, text: str) -> None:
+    """A client takes 8 KiB of metadata for sure; beyond that, it may put its own status in the place of ours."""
+    with pytest.raises(grpc.RpcError) as caught:
+        await get(address, admin(), text)
+    assert (caught.value.code(), reason(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+    status = status_pb2.Status.FromString(dict(caught.value.trailing_metadata())[DETAILS_KEY])
+    assert status.message == caught.value.details()
+    assert len(status.SerializeToString()) < 5 << 10
 
 
 async def test_what_is_not_built_says_so(address: str) -> None:

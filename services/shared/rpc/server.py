@@ -22,7 +22,7 @@ from grpc_health.v1._async import HealthServicer
 from services.shared.access import POLICIES, Principal, authorize, require_policies
 from services.shared.errors import LoraportError
 from services.shared.rpc.identity import CertificateAuthorities
-from services.shared.rpc.status import grpc_code, trailing_metadata
+from services.shared.rpc.status import clip, grpc_code, trailing_metadata
 
 log = structlog.get_logger()
 
@@ -140,7 +140,7 @@ async def _abort(context: Any, method: str, error: Exception) -> None:
         incident = uuid.uuid4().hex[:12]
         log.error("unexpected failure", method=method, incident=incident, exc_info=error)
         error = LoraportError("INTERNAL", f"internal error, incident {incident}", metadata={"incident": incident})
-    await context.abort(grpc_code(error.code), error.message[:1024], trailing_metadata(error))
+    await context.abort(grpc_code(error.code), clip(error.message), trailing_metadata(error))
 
 
 class Server:
