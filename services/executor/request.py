@@ -7,11 +7,12 @@ exactly once, from any state, with one typed reason. A pair that the table lacks
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+
+from services.shared.sampling import MAX_BIAS, MAX_BIASES, RANGES
 
 
 class State(StrEnum):
@@ -92,10 +93,6 @@ class IllegalMove(Exception):
     """A life-cycle move that the table lacks: a bug in the engine."""
 
 
-MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn.
@@ -133,34 +130,27 @@ class Sampling:
 
     def check(self, *, vocab_size: int) -> None:
         """Raises Refused(BAD_SAMPLING) naming the first field out of range."""
+        ranges = [
+            (value not in allowed, f"{name} is {allowed}")
+            for name, allowed in RANGES.items()
+            if name != "n" and (value := getattr(self, name)) is not None
+        ]
+        known = range(vocab_size)
         problems = (
+            *ranges,
             (self.max_tokens < 1, "max_tokens is at least 1"),
-            (not _finite(self.temperature) or self.temperature < 0, "temperature is finite and not negative"),
-            (not 0 < self.top_p <= 1, "top_p is in (0, 1]"),
-            (self.top_k < 0, "top_k is not negative"),
-            (not 0 <= self.min_p <= 1, "min_p is in [0, 1]"),
-            (not _finite(self.repetition_penalty) or self.repetition_penalty <= 0, "repetition_penalty is above 0"),
-            (not -2 <= self.presence_penalty <= 2, "presence_penalty is in [-2, 2]"),
-            (not -2 <= self.frequency_penalty <= 2, "frequency_penalty is in [-2, 2]"),
             (not 0 <= self.min_tokens <= self.max_tokens, "min_tokens is in [0, max_tokens]"),
+            (len(self.logit_bias) > MAX_BIASES, f"logit_bias has at most {MAX_BIASES} entries"),
+            (any(token not in known for token, _ in self.logit_bias), "logit_bias names known tokens"),
             (
-                self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS,
-                f"logprobs is in [0, {MAX_LOGPROBS}]",
+                not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in self.logit_bias),
+                f"logit_bias is in [-{MAX_BIAS:g}, {MAX_BIAS:g}]",
             ),
-            (len(self.logit_bias) > MAX_LOGIT_BIAS, f"logit_bias has at most {MAX_LOGIT_BIAS} entries"),
-            (
-                any(not 0 <= t < vocab_size or not _finite(b) for t, b in self.logit_bias),
-                "logit_bias names known tokens",
-            ),
-            (any(not 0 <= t < vocab_size for t in self.stop_token_ids), "stop_token_ids names known tokens"),
+            (any(token not in known for token in self.stop_token_ids), "stop_token_ids names known tokens"),
         )
         for wrong, detail in problems:
             if wrong:
                 raise Refused(RefusalReason.BAD_SAMPLING, detail)
-
-
-def _finite(value: float) -> bool:
-    return math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,8 @@ from services.executor.request import (
     Tokens,
 )
 from services.shared.errors import LoraportError
+from services.shared.sampling import DEFAULT_MAX_TOKENS, MAX_ANSWERS, MAX_STOP_IDS
 
-DEFAULT_MAX_TOKENS = 128
-MAX_ANSWERS = 16
-MAX_STOP_IDS = 64
 MAX_PRIORITY = 10
 _MASK_63 = (1 << 63) - 1
 

@@ -23,7 +23,6 @@ from services.router.ledger import Ledger
 from services.router.relay import RelayParts
 from services.router.servicer import InferenceServicer
 from services.router.text import BaseText, TextError
-from services.router.validate import MAX_ANSWERS
 from services.shared.board import Board
 from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
@@ -32,6 +31,7 @@ from services.shared.config import ConfigError
 from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
+from services.shared.sampling import MAX_ANSWERS
 from services.shared.trust import TrustError, TrustStore
 
 log = structlog.get_logger()

@@ -1,21 +1,23 @@
 """What a request may ask for: every fault is found and named, before anything is queued."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from services.shared.errors import FaultList, LoraportError
+from services.shared.sampling import (
+    DEFAULT_MAX_TOKENS,
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    RANGES,
+)
 
 MAX_TURNS = 1024
 MAX_TEXT_BYTES = 1 << 20
-MAX_STOPS, MAX_STOP_CHARS = 16, 256
-MAX_STOP_IDS = 64
-MAX_ANSWERS = 16
-MAX_LOGPROBS = 20
-MAX_BIASES = 300
 MAX_SESSION_CHARS = 128
-DEFAULT_MAX_TOKENS = 128
 ROLES = ("system", "user", "assistant")
 
 
@@ -73,21 +75,6 @@ class RequestLimits:
     max_tokens: int
 
 
-# field: (lowest, highest, lowest is allowed). Bounds of protos/loraport/types/v1/types.proto.
-_RANGES: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0, 100, True),
-    "top_p": (0, 1, False),
-    "top_k": (0, math.inf, True),
-    "min_p": (0, 1, True),
-    "repetition_penalty": (0, 100, False),
-    "presence_penalty": (-2, 2, True),
-    "frequency_penalty": (-2, 2, True),
-    "seed": (0, math.inf, True),
-    "n": (1, MAX_ANSWERS, True),
-    "logprobs": (0, MAX_LOGPROBS, True),
-}
-
-
 def check_request(
     prompt: Prompt,
     sampling: Sampling,
@@ -138,11 +125,9 @@ def _check_messages(messages: tuple[Message, ...], faults: FaultList) -> None:
 
 def check_sampling(sampling: Sampling, faults: FaultList, *, limits: RequestLimits) -> None:
     """Notes what is wrong with the sampling parameters."""
-    for name, (low, high, closed) in _RANGES.items():
+    for name, allowed in RANGES.items():
         value = getattr(sampling, name)
-        # Written so that NaN is never within.
-        if value is not None and not ((low <= value if closed else low < value) and value <= high):
-            faults.add(f"sampling.{name}", f"must be {_range_text(low, high, closed)}, not {value}")
+        faults.require(value is None or value in allowed, f"sampling.{name}", f"must be {allowed}, not {value}")
     most = limits.max_tokens
     if sampling.max_tokens is not None:
         faults.require(
@@ -162,12 +147,6 @@ def check_sampling(sampling: Sampling, faults: FaultList, *, limits: RequestLimi
     _check_bias(sampling.logit_bias, faults, limits.vocab_size)
 
 
-def _range_text(low: float, high: float, closed: bool) -> str:
-    if high == math.inf:
-        return f"at least {low:g}"
-    return f"in {'[' if closed else '('}{low:g}, {high:g}]"
-
-
 def _check_stops(sampling: Sampling, faults: FaultList, vocab_size: int) -> None:
     faults.require(len(sampling.stop) <= MAX_STOPS, "sampling.stop", f"has more than {MAX_STOPS} entries")
     for index, text in enumerate(sampling.stop[:MAX_STOPS]):
@@ -182,8 +161,8 @@ def _check_bias(bias: Mapping[int, float], faults: FaultList, vocab_size: int) -
     faults.require(len(bias) <= MAX_BIASES, "sampling.logit_bias", f"has more than {MAX_BIASES} entries")
     _check_ids(tuple(bias), "sampling.logit_bias", faults, vocab_size)
     for token, value in bias.items():
-        if not -100 <= value <= 100:
-            faults.add(f"sampling.logit_bias[{token}]", f"must be in [-100, 100], not {value}")
+        if not -MAX_BIAS <= value <= MAX_BIAS:
+            faults.add(f"sampling.logit_bias[{token}]", f"must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}], not {value}")
             return  # one is enough to show what is wrong with them
 
 
