@@ -15,7 +15,8 @@ from loraport.cli.main import run
 from loraport.dev.layout import ENDPOINTS_SCHEMA
 from loraport.log import merkle
 from loraport.log.leaf import parse_leaf
-from tests.contract.registry_rig import ADMIN_CA, LEAVES, SERVICE_CA, Rig, serving, write_config
+from loraport.registry.v1 import adapter_service_pb2 as adapter_pb
+from tests.contract.registry_rig import ADMIN_CA, LEAVES, SERVICE_CA, TIMEOUT, Rig, serving, write_config
 
 REVISIONS = 4
 # A signer, a base, and three leaves a revision.
@@ -175,6 +176,41 @@ async def test_a_registry_restored_from_a_backup_is_a_rollback(world: World) -> 
     assert (code, found["code"], found["first_row"]) == (1, "DROPPED", 11)
     world.rig.service._checkpoints._last = None
     assert await world.verify() == ("ROLLBACK", 11)
+
+
+CATALOG = [
+    ("UPDATE revisions SET state = 'ACTIVE' WHERE version = 1", "v1 is shown as ACTIVE, the log says REVOKED"),
+    ("UPDATE revisions SET state = 'REVOKED' WHERE version = 2", "v2 is shown as REVOKED, the log says ACTIVE"),
+    ("UPDATE aliases SET revision_id = 'sha256:' || 'aa'", "prod is shown as sha256:aa, the log says sha256:"),
+    ("UPDATE aliases SET removed = 1", "prod is shown as missing, the log says sha256:"),
+    ("UPDATE signers SET key_id = 'aa'", "ci is shown as key aa, valid, the log says key "),
+    ("UPDATE signers SET revoke_us = 1", ", revoked, the log says key "),
+    ("UPDATE base_models SET base_id = 'sha256:aa'", "base is shown as sha256:aa, the log says sha256:"),
+    ("DELETE FROM revisions WHERE version = 3", "v3 is shown as missing, the log says ACTIVE"),
+    (
+        "INSERT INTO aliases SELECT adapter_id, 'next', tenant, adapter, revision_id, version, 0, 1, 1 FROM aliases",
+        "next is shown as sha256:",
+    ),
+]
+
+
+@pytest.mark.parametrize(("statement", "detail"), CATALOG)
+async def test_a_row_of_the_catalog_that_the_log_contradicts(world: World, statement: str, detail: str) -> None:
+    """A revoked revision's record is still a valid signature: only the log says that it was revoked."""
+    shown = await world.rig.adapters().GetAdapter(
+        adapter_pb.GetAdapterRequest(name="tenants/acme/adapters/pirate"), timeout=TIMEOUT
+    )
+    second = await world.rig.adapters().GetRevision(
+        adapter_pb.GetRevisionRequest(name=f"{shown.name}/revisions/v2"), timeout=TIMEOUT
+    )
+    await world.rig.alias(f"{shown.name}/aliases/prod", second.revision_id)
+    await world.rig.revoke(f"{shown.name}/revisions/v1")
+    assert await world.verify() == (None, None)
+    world.sql((statement, ()))
+    code, found = await world.cli("verify")
+    assert (code, found["code"]) == (1, "CATALOG")
+    assert detail in found["detail"]
+    assert await world.verify("--no-catalog") == (None, None)
 
 
 COPIES: list[tuple[str, int, Callable[[list[bytes]], list[bytes]]]] = [

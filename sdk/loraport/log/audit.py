@@ -9,6 +9,7 @@ the root that was signed. The first row that breaks this is found by one pass:
     REWRITTEN  the copy is a history of its own; the index is that of the first row that differs, as far as it is known
     ROLLBACK   the checkpoint itself is older than one that an earlier audit accepted
     SPLIT_VIEW the checkpoint itself tells of another history of the same length
+    CATALOG    the log is good, and the registry shows something else than it says (`loraport.log.replay`)
 """
 
 from collections.abc import Callable, Iterable
