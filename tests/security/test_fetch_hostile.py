@@ -63,6 +63,13 @@ def test_a_private_store_may_be_private_but_not_local(world: World) -> None:
             assert world.fetch(file) == DATA
 
 
+def test_a_private_store_that_redirects_leads_to_no_private_host(world: World) -> None:
+    world.names = {"s3.example": [["10.1.2.3"]], "cdn.example": [["10.1.2.4"]]}
+    world.script = redirecting("https://cdn.example/a")
+    assert code(world, remote("s3.example", private=True)) == "ADDRESS"
+    assert len(world.connected) == 1
+
+
 def test_no_address_and_no_name_server(world: World) -> None:
     world.names["files.example"] = [[]]
     assert code(world) == "RESOLVE"
@@ -129,7 +136,7 @@ def redirecting(*locations: str) -> object:
         ("https://evil.example\\@files.example/a", "CHARACTER"),
         ("b", "SCHEME"),
         ("", "SCHEME"),
-        ("/" + "a" * 3000, "TOO_LONG"),
+        ("/" + "a" * 9000, "TOO_LONG"),
         ("/../a", "PATH"),
     ],
 )

@@ -32,7 +32,10 @@ def test_a_body_that_drips_is_given_up(world: World) -> None:
         wire.drip(b"x" * 100_000, 0.01)
 
     world.script = script
-    assert code(world) == "SLOW"
+    with pytest.raises(FetchFault) as caught:
+        world.fetch()
+    # By its pace, long before the time for the whole fetch is over.
+    assert (caught.value.code, "whole fetch" in caught.value.detail) == ("SLOW", False)
     assert len(world.requests) == 1  # too slow is no reason to ask again
 
 

@@ -53,7 +53,7 @@ class Download:
             return next(self._pieces, b"")
 
     def close(self) -> None:
-        """Ends the fetch, waiting for a piece that is under way no longer than one tick."""
+        """Ends the fetch, waiting for what is under way no longer than one tick or one handshake."""
         self._budget.stop()
         with self._turn:
             self._pieces.close()

@@ -133,8 +133,9 @@ class Transport:
 
     def _dial(self, target: Target, addresses: list[str], budget: Budget) -> socket.socket:
         until = budget.now() + self.limits.connect_s
-        for address in addresses:
-            left = min(until - budget.now(), budget.left())
+        for tried, address in enumerate(addresses):
+            # A dead address takes its share of the time and leaves the rest to the next ones.
+            left = min(until - budget.now(), budget.left()) / (len(addresses) - tried)
             if left <= 0:
                 break
             with contextlib.suppress(OSError):

@@ -14,7 +14,8 @@ from loraport.bundle.manifest import CONFIG_NAME, WEIGHTS_NAME
 from services.loader.fetch.faults import FetchFault
 
 HTTPS_PORT = 443
-MAX_URL_CHARS = 2048
+# Hubs redirect to signed addresses of almost 2000 characters; servers take request lines of 8 KiB.
+MAX_URL_CHARS = 8000
 MAX_KEY_BYTES = 1024
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"

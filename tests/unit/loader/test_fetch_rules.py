@@ -11,6 +11,7 @@ from services.loader.fetch.credentials import Credentials
 from services.loader.fetch.faults import FAULTS, FetchFault
 from services.loader.fetch.limits import Ask, Body, FetchLimits, Head, Pace, Redirect, judge
 from services.loader.fetch.sources import (
+    MAX_URL_CHARS,
     Allowed,
     AllowedStore,
     HttpsReference,
@@ -93,7 +94,7 @@ def test_every_fault_has_a_reason() -> None:
         ("https://files.example/a?%", "PATH"),
         ("https://files.example/a#b", "FRAGMENT"),
         ("https://files.example#@evil.example/a", "FRAGMENT"),
-        ("https://files.example/" + "a" * 2048, "TOO_LONG"),
+        ("https://files.example/" + "a" * MAX_URL_CHARS, "TOO_LONG"),
         ("", "SCHEME"),
     ],
 )
@@ -143,6 +144,8 @@ def test_what_is_on_the_lists_becomes_two_files() -> None:
         (S3Reference("lake", "adapters", "c" * 1025, "w"), "KEY"),
         (HttpsReference("https://files.example/c", "https://evil.example/w"), "HOST_NOT_ALLOWED"),
         (HttpsReference("https://files.example.evil.example/c", "https://files.example/w"), "HOST_NOT_ALLOWED"),
+        (HttpsReference("https://evilfiles.example/c", "https://files.example/w"), "HOST_NOT_ALLOWED"),
+        (HttpsReference("https://a.files.example/c", "https://files.example/w"), "HOST_NOT_ALLOWED"),
         (HttpsReference("https://hub.example/c", "https://files.example/w"), "HOST_NOT_ALLOWED"),
     ],
 )
