@@ -8,6 +8,7 @@ from typing import Any, TypedDict, TypeVar
 
 import grpc
 
+from loraport.bundle.manifest import is_name
 from loraport.dev.layout import Layout, StackError, default_data, read_endpoints
 from loraport.errors import InternalError, InvalidArgumentError, UnauthenticatedError, UnavailableError
 from loraport.router.v1 import inference_service_pb2 as pb
@@ -166,6 +167,8 @@ def local_settings(data_dir: str | Path | None, *, tenant: str, timeout: float |
         endpoint, certificate = endpoints["router"], endpoints["credentials"]["ca"]
     except (StackError, KeyError) as error:
         raise UnavailableError(str(error), reason="NO_LOCAL_STACK") from None
+    if not is_name(tenant):
+        raise UnauthenticatedError(f"{tenant!r:.80} is no tenant's id", reason="NO_API_KEY")
     path = Layout.at(data_dir).api_key(tenant)
     try:
         key = path.read_text("ascii")

@@ -90,6 +90,14 @@ def test_an_unknown_event_is_passed_over() -> None:
     assert wire.event_from_proto(pb.GenerateResponse()) is None
 
 
+@pytest.mark.parametrize("tenant", ["../pki/admin", "", "/etc/passwd", "A", "a/b"])
+def test_a_tenant_is_never_a_path(tmp_path: Path, tenant: str) -> None:
+    endpoints = {"schema": ENDPOINTS_SCHEMA, "router": "127.0.0.1:1", "credentials": {"ca": "ca.pem"}}
+    (tmp_path / "endpoints.json").write_text(json.dumps(endpoints))
+    with pytest.raises(UnauthenticatedError, match="no tenant's id"):
+        Client.local(tmp_path, tenant=tenant)
+
+
 def test_local_looks_where_the_command_line_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORAPORT_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(UnavailableError, match="elsewhere"):
