@@ -11,7 +11,7 @@ DATA   ?= .loraport
 # CPU machines take this build; a GPU machine takes any torch from 2.11 on, with its Triton.
 TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: help setup demo test check format protos lock clean
+.PHONY: help setup demo test check format protos lock bench-cold-load clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ protos: setup ## regenerate the stubs in sdk/loraport
 
 lock: setup ## rewrite constraints.txt from what is installed (torch stays out of it)
 	@$(PIP) freeze --exclude-editable | grep -v -i -E '^(torch|triton|nvidia|cuda)' > constraints.txt
+
+bench-cold-load: setup ## measure cold loads into host memory and its hand-over
+	@$(BIN)/python -m bench.cold_load
 
 clean: ## remove the environment and the local stack's data
 	rm -rf $(VENV) $(DATA)

@@ -80,7 +80,7 @@ def fetch(load: Load, store: ObjectStore, disk: DiskCache | None) -> None:
 
 
 def verify(load: Load, disk: DiskCache | None) -> None:
-    """Hashes the bytes where they lie, not on their way.
+    """Compares the digest of the bytes as they lie with the signed one.
 
     Raises:
         LoraportError: DIGEST_MISMATCH.
