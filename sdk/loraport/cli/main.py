@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loraport.cli import adapters, aliases, bases, dev, fleet, generate, imports, log, tenants
+from loraport.cli import adapters, aliases, bases, dev, fleet, generate, imports, log, sharing, tenants
 
 app = typer.Typer(
     name="loraport",
@@ -23,6 +23,7 @@ app.add_typer(tenants.key_app, name="key")
 app.add_typer(tenants.signer_app, name="signer")
 app.add_typer(bases.app, name="base")
 adapters.app.command("import")(imports.import_adapter)
+adapters.app.command("share")(sharing.share_adapter)
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(aliases.app, name="alias")
 app.add_typer(log.app, name="log")
@@ -112,6 +113,9 @@ _ADVICE = {
     "ADAPTER_NOT_FOUND": "see: loraport adapter list, loraport alias list, loraport base list",
     "REVISION_NOT_FOUND": "see: loraport adapter show NAME --tenant TENANT",
     "SOURCE_NOT_ALLOWED": "the loader's operator lists what it may fetch under `imports` in its configuration",
+    "LOG_DAMAGED": "see: loraport log verify",
+    "LOG_SPLIT_VIEW": "see: loraport log verify",
+    "CHECKPOINT_ROLLBACK": "see: loraport log verify",
     "ALIAS_LIVE": "move it at once with --now --reason TEXT",
 }
 
