@@ -31,6 +31,22 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLimits:
+    """How many things go on at a time, in all and for one tenant. Others wait for their turn."""
+
+    # Loads from the store to host memory.
+    loads: int = 4
+    loads_per_tenant: int = 2
+    # Uploads and imports.
+    uploads: int = 4
+    uploads_per_tenant: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.loads, self.loads_per_tenant, self.uploads, self.uploads_per_tenant) < 1:
+            raise ValueError("counts must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderConfig:
     """Fields of the configuration file. Sizes in bytes, times in seconds, addresses `host:port`."""
 
@@ -68,13 +84,9 @@ class LoaderConfig:
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     # Largest weights file that is let in.
     max_weights_bytes: int = 1 << 30
-    # Loads at a time, in all and for one tenant. Others wait for their turn.
-    max_loads: int = 4
-    max_loads_per_tenant: int = 2
-    # Uploads at a time, in all and for one tenant.
-    max_uploads: int = 4
-    max_uploads_per_tenant: int = 2
-    # Where bundles may be imported from. Imports count as uploads.
+    # Loads, uploads and imports at a time.
+    turns: TurnLimits = field(default_factory=TurnLimits)
+    # Where bundles may be imported from.
     imports: ImportSources = field(default_factory=ImportSources)
     # An upload that sends nothing for so long is ended.
     upload_idle_s: float = 30.0
@@ -84,9 +96,8 @@ class LoaderConfig:
     drain_s: float = 10.0
 
     def __post_init__(self) -> None:
-        sizes = (self.host_budget_bytes, self.max_weights_bytes, self.max_loads, self.max_loads_per_tenant)
-        if min(*sizes, self.max_uploads, self.max_uploads_per_tenant) < 1:
-            raise ValueError("budgets, sizes and counts must be at least 1")
+        if min(self.host_budget_bytes, self.max_weights_bytes) < 1:
+            raise ValueError("budgets and sizes must be at least 1")
         if min(self.lease_ttl_s, self.upload_idle_s) <= 0 or min(self.bad_digest_ttl_s, self.drain_s) < 0:
             raise ValueError("times must be above 0 (bad_digest_ttl_s and drain_s may be 0)")
         if self.s3_quarantine_bucket == self.s3_verified_bucket:

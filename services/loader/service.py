@@ -66,7 +66,7 @@ class LoaderService:
             clock=clock,
             tier=HostTier(config.host_budget_bytes),
             bad=BadDigests(config.bad_digest_ttl_s),
-            slots=Slots(config.max_loads, per_key=config.max_loads_per_tenant),
+            slots=Slots(config.turns.loads, per_key=config.turns.loads_per_tenant),
             disk=self._disk,
             hands_over=bool(node.handover_socket),
         )
@@ -77,13 +77,13 @@ class LoaderService:
             key=key,
             trusted=trusted,
             clock=clock,
-            slots=Slots(config.max_uploads, per_key=config.max_uploads_per_tenant),
+            slots=Slots(config.turns.uploads, per_key=config.turns.uploads_per_tenant),
             limits=IntakeLimits(
                 verifier=config.name, max_weights_bytes=config.max_weights_bytes, spool_dir=config.spool_dir
             ),
         )
         self._imports = Imports(
-            self.intake, config.imports, transport=transport, clock=clock, max_fetches=config.max_uploads
+            self.intake, config.imports, transport=transport, clock=clock, max_fetches=config.turns.uploads
         )
         tls = config.tls
         self._server = Server(CertificateAuthorities.from_files(tls.service_ca, tls.admin_ca))

@@ -263,7 +263,7 @@ async def test_cancel_stops_only_what_nobody_else_waits_for(rig: Rig) -> None:
 
 
 async def test_load_that_waits_for_its_turn_can_be_stopped(tmp_path: Path, address: str, folder: Path) -> None:
-    async with running(tmp_path, address, folder, max_loads=1, max_loads_per_tenant=1) as rig:
+    async with running(tmp_path, address, folder, turns={"loads": 1, "loads_per_tenant": 1}) as rig:
         first, second = await rig.admit(seed=13), await rig.admit(seed=14)
         store = SlowStore(rig)
         calls = [asyncio.create_task(reason(ensure(rig, first)))]

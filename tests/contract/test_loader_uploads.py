@@ -298,7 +298,7 @@ async def test_store_that_does_not_keep_what_it_takes_is_caught(rig: Rig) -> Non
 
 
 async def test_uploads_of_one_tenant_take_turns(tmp_path: Path, address: str, folder: Path) -> None:
-    async with running(tmp_path, address, folder, max_uploads_per_tenant=1, max_uploads=2) as rig:
+    async with running(tmp_path, address, folder, turns={"uploads": 2, "uploads_per_tenant": 1}) as rig:
         slow, other = rig.registry.register(seed=21), rig.registry.register(seed=22)
         foreign = rig.registry.register(seed=23, tenant="globex")
         call = rig.uploads.Upload(timeout=20)

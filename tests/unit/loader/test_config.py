@@ -1,6 +1,7 @@
 """The loader's configuration: what does not fit is refused before anything starts."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,10 @@ NEEDED = {
 }
 
 
+def test_few_enough_settings_to_know() -> None:
+    assert len(dataclasses.fields(LoaderConfig)) < 25
+
+
 def test_defaults_fit() -> None:
     assert from_mapping(LoaderConfig, NEEDED, where="test").lease_ttl_s == 300.0
 
@@ -30,8 +35,8 @@ def test_defaults_fit() -> None:
     "change",
     [
         {"host_budget_bytes": 0},
-        {"max_loads_per_tenant": 0},
-        {"max_uploads": 0},
+        {"turns": {"loads_per_tenant": 0}},
+        {"turns": {"uploads": 0}},
         {"lease_ttl_s": 0.0},
         {"drain_s": -1.0},
         {"s3_quarantine_bucket": "loraport-verified"},
