@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
 from loraport.bundle.base import BaseSpec, base_id, to_json
 from loraport.bundle.canonical import canonical
@@ -48,6 +47,7 @@ from services.shared.rpc.server import Server
 from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import Record, UploadSession, Verification, open_statement, seal
 from tests.bundle_files import config, encode, small_base, tensors, weights
+from tests.support.disks import tiny_folder as tiny_folder
 from tests.support.translog import FakeLog
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -291,19 +291,6 @@ def upload_parts(session: bytes, settings: bytes, content: bytes, *, chunk: int 
         for start in range(0, len(data), chunk):
             parts.append(pb.UploadRequest(chunk=pb.FileChunk(file=file, data=data[start : start + chunk])))
     return parts
-
-
-@contextmanager
-def tiny_folder(folder: Path) -> Iterator[Path]:
-    """A folder with room for one MiB; skips where no file system may be mounted."""
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a file system of limited size needs the right to mount one")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @asynccontextmanager
