@@ -35,6 +35,8 @@ def take_over(path: str, token: bytes, lease_id: str, *, size_bytes: int, patien
     Raises:
         HandoverFailed: no loader of our user answers there, it refuses, or what came is not sealed or of another size.
     """
+    if not os.path.isabs(path):  # nor an abstract name, which has no owner
+        raise HandoverFailed("the socket's path is not absolute", suspicious=True)
     fds: list[int] = []
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

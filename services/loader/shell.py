@@ -335,8 +335,9 @@ class HostLoader:
         """Copies a loaded digest to the node's disk, then drops the pin."""
         try:
             async with self._writing:
-                reader = self._blobs[digest].open_reader()
-                await asyncio.to_thread(keep, disk, digest, reader, self._closing)
+                blob = self._blobs.get(digest)
+                if blob is not None:  # else the loader is closing
+                    await asyncio.to_thread(keep, disk, digest, blob.open_reader(), self._closing)
         except OSError as error:
             log.warning("disk tier could not keep a file", why=str(error))
         finally:

@@ -239,6 +239,8 @@ def test_some_seals_are_not_enough(tmp_path: Path) -> None:
 async def test_nobody_there_or_nobody_answering_is_not_waited_for_long(tmp_path: Path) -> None:
     token = os.urandom(32)
     assert "FileNotFoundError" in str(await fails(str(tmp_path / "missing"), token, "lease"))
+    for path in ("s", "", "\0abstract"):
+        assert (await fails(path, token, "lease")).suspicious
     assert not (await fails("/" + "x" * 300, token, "lease")).suspicious
     assert not (await fails(str(tmp_path / "x"), b"short", "lease")).suspicious
     with impostor(tmp_path, REFUSED, [], wait=30) as path, pytest.raises(HandoverFailed, match="TimeoutError"):

@@ -53,6 +53,23 @@ def test_a_commit_is_pinned_until_its_token_is_released() -> None:
     assert tier.expire(now=1e9, idle_s=1.0) == (["x"], [])
 
 
+def test_pins_are_nobodys_leases() -> None:
+    tier = HostTier(100)
+    tier.reserve("t", 60)
+    tier.commit("t", "d", now=0.0)
+    tier.lease("d", "disk", holder="", now=0.0)
+    tier.lease("d", "x", holder="a", now=0.0)
+    assert next(tier.entries()).holders == 1
+    tier.release("t")
+    assert next(tier.entries()).holders == 1
+    assert tier.expire(now=1e9, idle_s=1.0) == (["x"], [])
+    with pytest.raises(TierFull):
+        tier.reserve("other", 60)
+    tier.release("disk")
+    assert next(tier.entries()).holders == 0
+    assert tier.reserve("other", 60) == ["d"]
+
+
 def test_doomed_entries_leave_with_their_last_lease_unless_revived() -> None:
     tier = filled(10, 10)
     tier.lease("d0", "x", holder="a", now=0.0)
