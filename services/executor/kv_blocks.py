@@ -13,7 +13,7 @@ across revisions or tenants cannot happen.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +41,7 @@ class BlockPool:
         self._name: list[bytes | None] = [None] * block_count
         self._owner: list[str | None] = [None] * block_count
         self._by_name: dict[bytes, int] = {}
+        self._named: Counter[str | None] = Counter()
         self._freed: list[int] = []
 
     @property
@@ -51,6 +52,10 @@ class BlockPool:
     def counts(self) -> BlockCounts:
         free, cached = len(self._free), len(self._cached)
         return BlockCounts(free, cached, self.block_count - 1 - free - cached)
+
+    def named(self) -> dict[str, int]:
+        """Return how many blocks are named for each revision, held or cached; the base's are not counted."""
+        return {owner: count for owner, count in self._named.items() if owner is not None}
 
     def references(self) -> tuple[int, ...]:
         """Return the reference count of every block, by block number."""
@@ -114,6 +119,7 @@ class BlockPool:
         self._by_name[name] = block
         self._name[block] = name
         self._owner[block] = owner
+        self._named[owner] += 1
 
     def forget(self, owner: str | None) -> int:
         """Drop every name of `owner` (a revision id, None for the base). Held blocks go on, but unshared.
@@ -148,6 +154,10 @@ class BlockPool:
         name = self._name[block]
         if name is not None:
             del self._by_name[name]
+            owner = self._owner[block]
+            self._named[owner] -= 1
+            if not self._named[owner]:
+                del self._named[owner]
         self._name[block] = None
         self._owner[block] = None
 
@@ -164,3 +174,5 @@ class BlockPool:
         assert cached <= named, "a cached block has no name"
         assert not named & free, "a free block has a name"
         assert self._by_name == {self._name[b]: b for b in named}, "names and blocks disagree"
+        by_owner = Counter(self._owner[b] for b in named)
+        assert by_owner == self._named, "the named blocks of an owner are miscounted"

@@ -196,6 +196,8 @@ class ExecutorServicer(ExecutorServiceServicer):
             running_count=state.running,
             kv_used_block_count=state.kv_total - state.kv_free - state.kv_cached,
             kv_block_count=state.kv_total,
+            kv_cached_block_count=state.kv_cached,
+            kv_revision_block_counts=state.kv_named,
             pool_used_bytes=(state.page_count - state.free_pages) * state.page_bytes,
             pool_size_bytes=state.page_count * state.page_bytes,
             max_rank=min(MAX_RANK, self._device.max_rank),

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from loraport.cli.presence import local_presence, presence_row, print_presence
 from loraport.cli.references import find_revision, is_revision_id, parse_reference
 from loraport.cli.views import (
     DEFAULT_DATA,
@@ -204,12 +205,12 @@ def show(
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> None:
-    """Show an adapter with its aliases and revisions, or one revision."""
+    """Show an adapter with its aliases and revisions, or one revision and where it is, stage by stage."""
     from loraport.admin import AdminClient
 
     with AdminClient.local(data) as admin:
         if is_revision_id(adapter) or parse_reference(adapter, tenant=tenant, version=version).version is not None:
-            _show_revision(find_revision(admin, adapter, tenant=tenant, version=version), as_json)
+            _show_revision(find_revision(admin, adapter, tenant=tenant, version=version), data, as_json)
             return
         reference = parse_reference(adapter, tenant=tenant)
         found = adapter_row(admin.get_adapter(reference.tenant, reference.adapter))
@@ -227,16 +228,19 @@ def show(
             say(f"  v{revision['version']} {item['code']}: {item['detail']}")
 
 
-def _show_revision(revision: Any, as_json: bool) -> None:
+def _show_revision(revision: Any, data: Path, as_json: bool) -> None:
     row = revision_row(revision)
+    with local_presence(data) as presence:
+        where = presence_row(presence, row["revision_id"], row["weights_digest"], row["base"])
     if as_json:
-        print_json(row)
+        print_json({**row, **where})
         return
     for key, value in row.items():
         if key not in ("reasons", "warnings"):
             say(f"{key.replace('_', ' '):>15}  {'-' if value is None else value}")
     print_reasons("reason", revision.reasons)
     print_reasons("warning", revision.warnings)
+    print_presence(where)
 
 
 @app.command("approve")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -39,7 +39,10 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """A snapshot. Pages of `page_bytes` each; KV counts are blocks; `changes` counts changes of what is resident."""
+    """A snapshot. Pages of `page_bytes` each; KV counts are blocks; `changes` counts changes of what is resident.
+
+    `kv_named` has the blocks, held or cached, whose keys and values a revision made; the base's are not in it.
+    """
 
     failed: bool
     draining: bool
@@ -50,6 +53,7 @@ class EngineState:
     kv_free: int
     kv_cached: int
     kv_total: int
+    kv_named: Mapping[str, int]
     residents: tuple[Residency, ...]
     free_pages: int
     page_count: int
@@ -202,6 +206,7 @@ class Engine:
                 kv_free=kv.free,
                 kv_cached=kv.cached,
                 kv_total=self._scheduler.blocks.block_count - 1,
+                kv_named=self._scheduler.blocks.named(),
                 residents=self._adapters.residents(),
                 free_pages=self._adapters.free_pages,
                 page_count=self._adapters.page_count,

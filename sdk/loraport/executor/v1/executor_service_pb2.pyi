@@ -122,7 +122,14 @@ class StateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StateResponse(_message.Message):
-    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count")
+    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count", "kv_cached_block_count", "kv_revision_block_counts")
+    class KvRevisionBlockCountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     BASE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +147,8 @@ class StateResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KV_REVISION_BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     executor: str
     base_id: str
     base_model: str
@@ -157,7 +166,9 @@ class StateResponse(_message.Message):
     dtype: str
     max_context_tokens: int
     step_count: int
-    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ...) -> None: ...
+    kv_cached_block_count: int
+    kv_revision_block_counts: _containers.ScalarMap[str, int]
+    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., kv_revision_block_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class DeviceRevision(_message.Message):
     __slots__ = ("revision_id", "state", "size_bytes", "lease_count", "stages")

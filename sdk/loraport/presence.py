@@ -1,0 +1,93 @@
+"""Where a revision is right now: on which devices, and in the loader's memory; every service is asked itself.
+
+The router's residency is what executors reported some moments ago. This is what they say when asked, so it is also the
+proof that a revoked revision is gone.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from loraport.dev.layout import read_endpoints
+from loraport.errors import LoraportError, error_from_rpc
+from loraport.executor.v1 import executor_service_pb2 as executor_pb
+from loraport.executor.v1 import executor_service_pb2_grpc as executor_stubs
+from loraport.loader.v1 import loader_service_pb2 as loader_pb
+from loraport.loader.v1 import loader_service_pb2_grpc as loader_stubs
+
+# A service that does not answer is told as such, and soon: the others' answers are waiting.
+TIMEOUT_S = 5.0
+_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+
+
+class PresenceClient:
+    """Asks executors and the loader under an admin's certificate. Close it, or use it in a `with` statement."""
+
+    def __init__(self, *, executors: Mapping[str, str], loader: str, ca: bytes, certificate: bytes, key: bytes) -> None:
+        """`executors` maps names to addresses; addresses are `host:port`; `ca`, `certificate` and `key` are PEM."""
+        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        self._addresses = dict(executors)
+        self._loader_address = loader
+        self._channels = {
+            address: grpc.secure_channel(address, credentials, options=_OPTIONS)
+            for address in {*executors.values(), loader}
+        }
+
+    @classmethod
+    def local(cls, data: str | Path = ".loraport") -> "PresenceClient":
+        """Returns a client of the local stack at `data`.
+
+        Raises:
+            StackError: there is no such stack.
+            OSError: its credentials cannot be read.
+        """
+        endpoints = read_endpoints(data)
+        credentials = endpoints["credentials"]
+        return cls(
+            executors=endpoints.get("executors", {}),
+            loader=endpoints["loader"],
+            ca=Path(credentials["ca"]).read_bytes(),
+            certificate=Path(credentials["admin_certificate"]).read_bytes(),
+            key=Path(credentials["admin_key"]).read_bytes(),
+        )
+
+    def executors(self) -> dict[str, executor_pb.StateResponse | LoraportError]:
+        """Returns what each executor holds and does, or why it did not say, by name."""
+        found: dict[str, executor_pb.StateResponse | LoraportError] = {}
+        for name, address in self._addresses.items():
+            stub: Any = executor_stubs.ExecutorServiceStub(self._channels[address])
+            try:
+                found[name] = self._call(stub.State, executor_pb.StateRequest(), address)
+            except LoraportError as error:
+                found[name] = error
+        return found
+
+    def inventory(self) -> loader_pb.InventoryResponse:
+        """Returns what the loader holds in memory and is loading. Raises LoraportError."""
+        stub: Any = loader_stubs.LoaderServiceStub(self._channels[self._loader_address])
+        found: loader_pb.InventoryResponse = self._call(
+            stub.Inventory, loader_pb.InventoryRequest(), self._loader_address
+        )
+        return found
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for channel in self._channels.values():
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: Any, request: Any, address: str) -> Any:
+        try:
+            return method(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, endpoint=address) from None
