@@ -78,7 +78,8 @@ class HostLoader:
         self._bad = bad
         self._slots = slots
         self._disk = disk
-        self._tokens = Tokens() if hands_over else None
+        self._hands_over = hands_over
+        self._tokens = Tokens()
         self._loads: dict[str, Load] = {}
         self._blobs: dict[str, Blob] = {}
         self._stages: dict[str, tuple[Report, ...]] = {}
@@ -141,7 +142,7 @@ class HostLoader:
 
         The token is used up, and the caller closes the descriptor. Raises OSError.
         """
-        found = self._tokens.redeem(token, lease_key) if self._tokens is not None else None
+        found = self._tokens.redeem(token, lease_key)
         if found is None:
             return None
         lease = self._tier.use(found[0], holder=found[1], now=self._clock.monotonic())
@@ -157,7 +158,7 @@ class HostLoader:
     def release(self, lease_id: str, *, holder: str) -> None:
         """Gives a lease back; one that the holder does not have is given back already."""
         if self._tier.use(lease_id, holder=holder, now=self._clock.monotonic()) is not None:
-            self._end_token(lease_id)
+            self._tokens.drop(lease_id)
             self._close(self._tier.release(lease_id))
 
     async def cancel(self, revision_id: str, *, holder: str) -> bool:
@@ -203,7 +204,7 @@ class HostLoader:
         if expired:
             log.warning("leases expired", count=len(expired))
         for lease_id in expired:
-            self._end_token(lease_id)
+            self._tokens.drop(lease_id)
         self._close(left)
 
     async def close(self) -> None:
@@ -239,7 +240,7 @@ class HostLoader:
             raise LoraportError("REVISION_NOT_ACTIVE", f"revision {resolved.revision_id} is no longer ACTIVE")
         lease_id = secrets.token_hex(16)
         self._tier.lease(resolved.weights_digest, lease_id, holder=holder, now=self._clock.monotonic())
-        token = b"" if self._tokens is None else self._tokens.issue(lease_id, holder)
+        token = self._tokens.issue(lease_id, holder) if self._hands_over else b""
         return Granted(lease_id, resolved, token)
 
     async def _run(self, load: Load) -> None:
@@ -342,10 +343,6 @@ class HostLoader:
             log.warning("disk tier could not keep a file", why=str(error))
         finally:
             self._close(self._tier.release(pin))
-
-    def _end_token(self, lease_id: str) -> None:
-        if self._tokens is not None:
-            self._tokens.drop(lease_id)
 
     def _forget(self, load: Load) -> None:
         if self._loads.get(load.digest) is load:

@@ -381,7 +381,7 @@ class Loader:
         self.disk._tier.check()
         assert {entry.digest for entry in tier.entries()} == set(self.host._blobs)
         assert (tier._leases, tier._reserved, self.host._loads) == ({}, {}, {})
-        assert len(self.host._tokens or ()) == 0
+        assert len(self.host._tokens) == 0
 
     def _strays(self) -> list[str]:
         """What is open that should not be: memory that is in no book, files of this world."""
