@@ -289,6 +289,13 @@ class AdminClient:
         request = adapter_service_pb2.DeleteAliasRequest(name=f"tenants/{tenant}/adapters/{adapter}/aliases/{alias}")
         return self._registry.call(self._adapters.DeleteAlias, request)
 
+    def share_adapter(self, tenant: str, adapter: str, shared: Sequence[str]) -> adapter_service_pb2.Adapter:
+        """Lets exactly these tenants use an adapter besides its owner."""
+        request = adapter_service_pb2.ShareAdapterRequest(
+            name=f"tenants/{tenant}/adapters/{adapter}", shared_tenants=[f"tenants/{other}" for other in shared]
+        )
+        return self._registry.call(self._adapters.ShareAdapter, request)
+
     # The transparency log: nothing of it is verified here, see `loraport.log`
 
     def get_checkpoint(self) -> log_service_pb2.Checkpoint:

@@ -29,6 +29,7 @@ from services.shared.errors import FaultList, LoraportError
 from services.shared.statements import CLOCK_SKEW_S, Verification
 
 MAX_REASON = 512
+MAX_SHARED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +222,20 @@ def set_alias(
             metadata={"version": str(live.version)},
         )
     return True
+
+
+def share(adapter: AdapterRow, tenants: Iterable[str]) -> tuple[str, ...] | None:
+    """Decides on who may use an adapter besides its owner; returns the sorted tenants, None when nothing changes.
+
+    Raises:
+        LoraportError: INVALID_REQUEST, the owner is among them or they are too many.
+    """
+    wanted = tuple(sorted(set(tenants)))
+    faults = FaultList()
+    faults.require(adapter.tenant not in wanted, "shared_tenants", f"tenants/{adapter.tenant} owns the adapter")
+    faults.require(len(wanted) <= MAX_SHARED, "shared_tenants", f"must be at most {MAX_SHARED}")
+    faults.raise_if_any()
+    return wanted if wanted != adapter.shared_tenants else None
 
 
 def check_etag(given: str, actual: str, what: str) -> None:

@@ -22,7 +22,6 @@ from services.registry.checkpoints import Checkpoints
 from services.registry.config import RegistryConfig
 from services.registry.desk import Desk
 from services.registry.hub import EpochHub
-from services.registry.paging import PageTokens
 from services.registry.ports import EpochListener, Randomness, SystemRandomness
 from services.registry.publishing import Limits, Publishing
 from services.registry.servicers.adapter import AdapterServicer
@@ -37,6 +36,7 @@ from services.registry.store.migrate import upgrade
 from services.shared.clock import Clock, SystemClock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
+from services.shared.paging import PageTokens
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server, run_blocking
 from services.shared.trust import TrustError, TrustStore
@@ -130,7 +130,7 @@ class RegistryService:
     def _add_servicers(self) -> None:
         config = self._config
         desk = Desk(self._database, self._clock, request_life_s=config.request_life_s)
-        tokens = PageTokens(self._pepper)
+        tokens = PageTokens(self._pepper, purpose="registry")
         limits = Limits(
             max_weights_bytes=config.max_weights_bytes,
             max_rank=config.max_rank,

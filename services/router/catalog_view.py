@@ -19,6 +19,7 @@ DEFAULT_ALIAS = "prod"
 class Target:
     """Which weights a request names: an adapter through an alias, one revision, or (both None) a base model.
 
+    An adapter goes by its id, or by its full name `tenants/{tenant}/adapters/{adapter}` when another tenant shares it.
     An empty string is a name like any other, and names nothing.
     """
 
@@ -59,10 +60,18 @@ def resolve(view: CatalogView, tenant: str, target: Target) -> RevisionItem | No
     """Returns the revision that `tenant` means and may see, else None. The revision may be in any state."""
     revision_id = target.revision_id
     if target.adapter is not None:
-        alias = view.aliases.get((tenant, target.adapter, target.alias or DEFAULT_ALIAS))
+        alias = view.aliases.get((*_owned(tenant, target.adapter), target.alias or DEFAULT_ALIAS))
         revision_id = alias.revision_id if alias is not None else None
     item = view.revisions.get(revision_id or "")
     return item if item is not None and _may_see(item, tenant) else None
+
+
+def _owned(tenant: str, adapter: str) -> tuple[str, str]:
+    """Returns (owner, adapter's id) of an id, which is the caller's own, or of a full name. An id has no slash."""
+    match adapter.split("/"):
+        case ["tenants", owner, "adapters", name]:
+            return owner, name
+    return tenant, adapter
 
 
 def _may_see(item: RevisionItem, tenant: str) -> bool:

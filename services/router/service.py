@@ -8,7 +8,6 @@ import structlog
 from loraport.bundle.envelope import EnvelopeError, SigningKey
 from loraport.router.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
 from loraport.router.v1.router_admin_service_pb2_grpc import add_RouterAdminServiceServicer_to_server
-from services.router import paging
 from services.router.admin_servicer import RouterAdminServicer
 from services.router.admission import Admission
 from services.router.auth import authenticator
@@ -28,6 +27,7 @@ from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
 from services.shared.clock import SystemClock
 from services.shared.config import ConfigError
+from services.shared.paging import PageTokens
 from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
@@ -82,9 +82,8 @@ class RouterService:
             max_prompt_tokens=config.max_prompt_tokens,
             max_tokens=config.max_tokens,
         )
-        inference = InferenceServicer(
-            door, relays, self._catalog, page_key=paging.derive_key(pepper), clock=self._clock
-        )
+        tokens = PageTokens(pepper, purpose="router")
+        inference = InferenceServicer(door, relays, self._catalog, tokens=tokens, clock=self._clock)
         limits = {
             "running": config.max_running,
             "prompt_tokens": config.max_prompt_tokens,

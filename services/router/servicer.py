@@ -6,7 +6,7 @@ from typing import Any
 
 from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.router.v1 import inference_service_pb2_grpc as stubs
-from services.router import paging, wire
+from services.router import wire
 from services.router.auth import still_opens
 from services.router.catalog_view import AdapterSummary, list_adapters, not_found
 from services.router.door import Door
@@ -15,6 +15,7 @@ from services.router.relay import Relay, RelayParts
 from services.shared import names
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
+from services.shared.paging import PageTokens, page_size
 from services.shared.rpc.server import current_call
 
 CATCH_UP_S = 0.2
@@ -23,11 +24,11 @@ CATCH_UP_S = 0.2
 class InferenceServicer(stubs.InferenceServiceServicer):
     """Serves end users. The tenant is the credential's, always."""
 
-    def __init__(self, door: Door, relays: RelayParts, catalog: Catalog, *, page_key: bytes, clock: Clock) -> None:
+    def __init__(self, door: Door, relays: RelayParts, catalog: Catalog, *, tokens: PageTokens, clock: Clock) -> None:
         self._door = door
         self._relays = relays
         self._catalog = catalog
-        self._page_key = page_key
+        self._tokens = tokens
         self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
@@ -52,9 +53,10 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         return pb.CountTokensResponse(token_count=len(token_ids), token_ids=token_ids)
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Any) -> pb.ListAdaptersResponse:
-        tenant, now = _tenant(), self._clock.now()
-        size = paging.page_size(request.page_size)
-        last = paging.unseal(self._page_key, request.page_token, tenant=tenant, now=now)
+        tenant, size = _tenant(), page_size(request.page_size)
+        scope = ("adapters", tenant)
+        after = self._tokens.open(request.page_token, scope=scope, kinds=(str,))
+        last = str(after[0]) if after else ""
         # A list is as new as the registry too: who has just registered an adapter looks for it here.
         await self._catalog.catch_up(CATCH_UP_S)
         found = [adapter for adapter in list_adapters(self._catalog.view, tenant) if adapter.adapter > last]
@@ -62,7 +64,7 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         more = len(found) > size
         return pb.ListAdaptersResponse(
             adapters=[wire.adapter_to_proto(tenant, adapter) for adapter in page],
-            next_page_token=paging.seal(self._page_key, tenant=tenant, last=page[-1].adapter, now=now) if more else "",
+            next_page_token=self._tokens.seal((page[-1].adapter,), scope=scope) if more else "",
         )
 
     async def GetAdapter(self, request: pb.GetAdapterRequest, context: Any) -> pb.Adapter:

@@ -11,7 +11,7 @@ from tests.contract.registry_rig import IDENTITIES, SERVICE_CA, TIMEOUT, Rig, in
 
 METHODS = sorted(method for method in POLICIES if method.startswith("/loraport.registry.v1."))
 STREAMS = {"/loraport.registry.v1.CatalogService/Watch", "/loraport.registry.v1.RolloutService/WatchRollout"}
-NOT_BUILT = [method for method in METHODS if "RolloutService" in method or "ShareAdapter" in method]
+NOT_BUILT = [method for method in METHODS if "RolloutService" in method]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import insert, inspect, select, text
+from sqlalchemy import event, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from loraport.log import merkle
@@ -18,6 +18,7 @@ from loraport.registry.v1 import tenant_service_pb2 as tenant_pb
 from services.registry.store import accounts, feed, log
 from services.registry.store.database import Database
 from services.registry.store.migrate import upgrade
+from services.registry.store.revisions import find_current
 from services.registry.store.tables import METADATA, catalog_state, revisions
 from services.shared.catalog import TenantItem
 from services.shared.catalog_client import CatalogClient
@@ -293,3 +294,17 @@ async def test_lost_connections_are_replaced(rig: Rig) -> None:
             )
         )
     assert (await rig.tenant("globex")).name == "tenants/globex"
+
+
+async def test_a_revision_is_found_by_index(rig: Rig) -> None:
+    """Whatever the planner knows of the partial index: by its id, a revision is one search and never a scan."""
+    await rig.active("acme", "pirate", 1, "one")
+    database = rig.service._database
+    if database.engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL scans a table of one row")
+    asked: list[str] = []
+    with database.read() as connection:
+        event.listen(connection, "before_cursor_execute", lambda _c, _cursor, statement, *_: asked.append(statement))
+        find_current(connection, "sha256:" + "0" * 64)
+        plan = " ".join(str(row) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked[-1]}", ("x",)))
+    assert "USING INDEX uq_revisions_current" in plan, plan

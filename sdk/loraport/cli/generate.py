@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def generate(
     tenant: Tenant,
     prompt: Annotated[str | None, typer.Argument(help="The prompt. Default: standard input.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="Adapter of the tenant. Default: the base model itself.")] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="Adapter of the tenant, or tenants/T/adapters/A that T shares. Default: the base itself."),
+    ] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to follow. Default: prod.")] = None,
     revision: Annotated[str | None, typer.Option(help="Exactly this revision, sha256:…")] = None,
     base_model: Annotated[str | None, typer.Option(help="Base model, where there are several.")] = None,

@@ -8,7 +8,6 @@ from loraport.registry.v1 import adapter_service_pb2 as pb
 from loraport.registry.v1 import adapter_service_pb2_grpc as stubs
 from services.registry import catalog
 from services.registry.desk import Desk, Note, page_of
-from services.registry.paging import PageTokens, page_size
 from services.registry.publishing import Publishing, find_revision
 from services.registry.records import AdapterRow, AliasRow, RevisionRow
 from services.registry.servicers import convert
@@ -16,12 +15,13 @@ from services.registry.store import accounts, adapters, revisions
 from services.registry.store.database import Transaction
 from services.shared.errors import LoraportError
 from services.shared.names import parse_adapter, parse_alias, parse_tenant
+from services.shared.paging import PageTokens, page_size
 
 ALL_TENANTS = "tenants/-"
 
 
 class AdapterServicer(stubs.AdapterServiceServicer):
-    """Keeps adapters, their revisions and aliases. ShareAdapter is not built yet and answers UNIMPLEMENTED."""
+    """Keeps adapters, their revisions and aliases."""
 
     def __init__(self, desk: Desk, tokens: PageTokens, publishing: Publishing) -> None:
         self._desk = desk
@@ -179,6 +179,18 @@ class AdapterServicer(stubs.AdapterServiceServicer):
             return convert.alias(row)
 
         return await self._desk.change(request, pb.Alias, work, resource=request.name, request_id=request.request_id)
+
+    async def ShareAdapter(self, request: pb.ShareAdapterRequest, context: Any) -> pb.Adapter:
+        def work(transaction: Transaction, note: Note) -> pb.Adapter:
+            row = adapters.require_adapter(transaction.connection, parse_adapter(request.name))
+            wanted = catalog.share(row, (parse_tenant(name, "shared_tenants") for name in request.shared_tenants))
+            if wanted is not None:
+                accounts.require_tenants(transaction.connection, wanted)
+                row = adapters.share(transaction, row, wanted, now_us=self._desk.now_us())
+                note.reason = "with " + (", ".join(wanted) or "nobody")
+            return convert.adapter(row, adapters.aliases_of(transaction.connection, [row.adapter_id])[row.adapter_id])
+
+        return await self._desk.change(request, pb.Adapter, work, resource=request.name, request_id=request.request_id)
 
     @staticmethod
     def _revision(transaction: Transaction, note: Note, reference: str) -> RevisionRow:

@@ -5,10 +5,10 @@ from typing import Any
 from loraport.registry.v1 import audit_service_pb2 as pb
 from loraport.registry.v1 import audit_service_pb2_grpc as stubs
 from services.registry.desk import Desk, page_of
-from services.registry.paging import PageTokens, page_size
 from services.registry.servicers import convert
 from services.registry.store import journal
 from services.shared.names import parse_tenant
+from services.shared.paging import PageTokens, page_size
 
 
 class AuditServicer(stubs.AuditServiceServicer):

@@ -7,13 +7,13 @@ from loraport.bundle.canonical import canonical
 from loraport.registry.v1 import base_model_service_pb2 as pb
 from loraport.registry.v1 import base_model_service_pb2_grpc as stubs
 from services.registry.desk import Desk, Note, page_of
-from services.registry.paging import PageTokens, page_size
 from services.registry.publishing import parse_spec
 from services.registry.servicers import convert
 from services.registry.store import bases
 from services.registry.store.database import Transaction
 from services.shared.errors import LoraportError
 from services.shared.names import base_model_name, check_id, parse_base_model
+from services.shared.paging import PageTokens, page_size
 
 _SCOPE = ("base_models",)
 

@@ -36,9 +36,10 @@ class CatalogServicer(stubs.CatalogServiceServicer):
         epoch = await run_blocking(self._database.epoch)
         self._hub.advance(epoch)
         for kind in feed.kinds(artefacts_only=only):
-            chunks = feed.scan(self._database, kind)
-            while (items := await run_blocking(next, chunks, None)) is not None:
-                yield _response(epoch, items, synced=False)
+            # Messages are made in the thread as well: other calls must not wait for a thousand of them.
+            parts = (_response(epoch, items, synced=False) for items in feed.scan(self._database, kind))
+            while (part := await run_blocking(next, parts, None)) is not None:
+                yield part
         synced, sent = False, 0
         # A watcher begins with a checkpoint of now: one that was made before its last connection would be a step back.
         await self._renew()

@@ -7,7 +7,6 @@ from loraport.registry.v1 import key_service_pb2 as pb
 from loraport.registry.v1 import key_service_pb2_grpc as stubs
 from services.registry.api_keys import SCOPES, make_api_key
 from services.registry.desk import Desk, Note, page_of
-from services.registry.paging import Key, PageTokens, page_size
 from services.registry.ports import Randomness
 from services.registry.records import ApiKeyRow, SignerRow
 from services.registry.servicers import convert
@@ -15,6 +14,7 @@ from services.registry.store import accounts
 from services.registry.store.database import Transaction
 from services.shared.errors import FaultList, LoraportError
 from services.shared.names import check_id, parse_owned, parse_tenant
+from services.shared.paging import Key, PageTokens, page_size
 
 MAX_PEM = 2048
 

@@ -6,10 +6,10 @@ from loraport.registry.v1 import log_service_pb2 as pb
 from loraport.registry.v1 import log_service_pb2_grpc as stubs
 from services.registry.checkpoints import Checkpoints
 from services.registry.desk import Desk, page_of
-from services.registry.paging import PageTokens, page_size
 from services.registry.servicers import convert
 from services.registry.store import log
 from services.shared.errors import LoraportError
+from services.shared.paging import PageTokens, page_size
 
 _SCOPE = ("log",)
 

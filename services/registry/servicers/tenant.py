@@ -5,12 +5,12 @@ from typing import Any
 from loraport.registry.v1 import tenant_service_pb2 as pb
 from loraport.registry.v1 import tenant_service_pb2_grpc as stubs
 from services.registry.desk import Desk, Note, page_of
-from services.registry.paging import PageTokens, page_size
 from services.registry.servicers import convert
 from services.registry.store import accounts
 from services.registry.store.database import Transaction
 from services.shared.errors import FaultList
 from services.shared.names import check_id, parse_tenant, tenant_name
+from services.shared.paging import PageTokens, page_size
 
 MAX_WEIGHT = 1000.0
 _SCOPE = ("tenants",)

@@ -1,12 +1,11 @@
 """Tenants, their API keys and their signers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, insert, or_, select, update
 
 from loraport.bundle.digest import sha256_digest
 from loraport.log.leaf import Kind
-from services.registry.paging import Key
 from services.registry.records import ApiKeyRow, SignerRow, TenantRow
 from services.registry.store import log
 from services.registry.store.database import Transaction
@@ -14,6 +13,7 @@ from services.registry.store.rows import build_all, build_optional, page
 from services.registry.store.tables import api_keys, signers, tenants
 from services.shared.errors import LoraportError
 from services.shared.names import tenant_name
+from services.shared.paging import Key
 
 
 def find_tenant(connection: Connection, tenant: str) -> TenantRow | None:
@@ -27,6 +27,14 @@ def require_tenant(connection: Connection, tenant: str) -> TenantRow:
     if row is None:
         raise LoraportError("TENANT_NOT_FOUND", f"there is no tenant {tenant}")
     return row
+
+
+def require_tenants(connection: Connection, names: Collection[str]) -> None:
+    """Raises LoraportError (TENANT_NOT_FOUND) naming those that are not there."""
+    found = set(connection.execute(select(tenants.c.tenant).where(tenants.c.tenant.in_(names))).scalars())
+    missing = sorted(set(names) - found)
+    if missing:
+        raise LoraportError("TENANT_NOT_FOUND", f"there is no tenant {', '.join(missing)[:400]}")
 
 
 def list_tenants(connection: Connection, *, after: Key | None, limit: int) -> list[TenantRow]:

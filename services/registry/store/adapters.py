@@ -4,15 +4,17 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, insert, select, update
 
+from loraport.bundle.canonical import canonical
+from loraport.bundle.digest import sha256_digest
 from loraport.log.leaf import Kind
-from services.registry.paging import Key
 from services.registry.records import AdapterRow, AliasRow, RevisionRow
 from services.registry.store import log
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build, build_all, build_optional, page
-from services.registry.store.tables import adapters, aliases
+from services.registry.store.tables import adapters, aliases, revisions
 from services.shared.errors import LoraportError
 from services.shared.names import AdapterName
+from services.shared.paging import Key
 
 
 def find_adapter(connection: Connection, name: AdapterName) -> AdapterRow | None:
@@ -54,6 +56,18 @@ def put_adapter(transaction: Transaction, name: AdapterName, *, base_model: str,
         create_us=now_us,
     )
     return int(transaction.connection.execute(addition.returning(adapters.c.adapter_id)).scalar_one())
+
+
+def share(transaction: Transaction, row: AdapterRow, tenants: tuple[str, ...], *, now_us: int) -> AdapterRow:
+    """Lets `tenants` (sorted) and nobody else use an adapter besides its owner."""
+    change = update(adapters).where(adapters.c.adapter_id == row.adapter_id).values(shared_tenants=list(tenants))
+    shared = build(AdapterRow, transaction.connection.execute(change.returning(adapters)).one())
+    # Watchers hear of it revision by revision.
+    of_adapter = revisions.c.adapter_id == row.adapter_id
+    transaction.connection.execute(update(revisions).where(of_adapter).values(epoch=transaction.epoch()))
+    digest = sha256_digest(canonical(list(tenants)))
+    log.append(transaction, Kind.SHARED, resource=str(row.name), digest=digest, now_us=now_us)
+    return shared
 
 
 def aliases_of(connection: Connection, adapter_ids: Sequence[int]) -> dict[int, list[AliasRow]]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, insert, literal, select
 
 from loraport.log.leaf import Kind
-from services.registry.paging import Key
 from services.registry.records import BaseRow
 from services.registry.store import log
 from services.registry.store.database import Transaction
@@ -13,6 +12,7 @@ from services.registry.store.rows import build_all, build_optional, page
 from services.registry.store.tables import base_models
 from services.shared.errors import LoraportError
 from services.shared.names import base_model_name
+from services.shared.paging import Key
 
 
 def find_base(connection: Connection, base_model: str) -> BaseRow | None:

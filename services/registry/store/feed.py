@@ -19,6 +19,7 @@ from services.registry.store.tables import (
 from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, TenantItem
 
 CHUNK = 1000
+_NOBODY: frozenset[str] = frozenset()
 
 
 def _tenant(row: Row[Any]) -> Item:
@@ -37,18 +38,11 @@ def _base(row: Row[Any]) -> Item:
 
 
 def _revision(row: Row[Any]) -> Item:
+    # By position: there are many, and by name they took twice as long.
+    revision_id, tenant, adapter, version, state, base_model, weights, size, rank, record, shared, *_ = row
+    who = frozenset(shared) if shared else _NOBODY
     return RevisionItem(
-        revision_id=row.revision_id,
-        tenant=row.tenant,
-        adapter=row.adapter,
-        version=row.version,
-        state=row.state,
-        base_model=row.base_model,
-        weights_digest=row.weights_digest,
-        size_bytes=row.size_bytes,
-        max_rank=row.max_rank,
-        record_envelope=bytes(row.record_envelope),
-        shared_tenants=frozenset(row.shared_tenants),
+        revision_id, tenant, adapter, version, state, base_model, weights, size, rank, bytes(record), who
     )
 
 
@@ -56,12 +50,18 @@ def _alias(row: Row[Any]) -> Item:
     return AliasItem(row.tenant, row.adapter, row.alias, "" if row.removed else row.revision_id)
 
 
+# In the order of RevisionItem's fields; then what paging and changes go by.
 _REVISION_COLUMNS = [
-    revisions.c[name]
-    for name in (
-        "adapter_id", "revision_id", "tenant", "adapter", "version", "state", "base_model", "weights_digest",
-        "size_bytes", "max_rank", "record_envelope", "epoch",
-    )
+    *(
+        revisions.c[name]
+        for name in (
+            "revision_id", "tenant", "adapter", "version", "state", "base_model", "weights_digest", "size_bytes",
+            "max_rank", "record_envelope",
+        )
+    ),
+    adapters.c.shared_tenants,
+    revisions.c.adapter_id,
+    revisions.c.epoch,
 ]  # fmt: skip
 
 Kind = tuple[Table, Select[Any], tuple[Column[Any], ...], Callable[[Row[Any]], Item]]
@@ -80,7 +80,7 @@ _ARTEFACTS: tuple[Kind, ...] = (
     ),
     (
         revisions,
-        select(*_REVISION_COLUMNS, adapters.c.shared_tenants)
+        select(*_REVISION_COLUMNS)
         .join(adapters, adapters.c.adapter_id == revisions.c.adapter_id)
         .where(revisions.c.current.is_(True)),
         (revisions.c.adapter_id, revisions.c.version),

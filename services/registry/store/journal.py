@@ -4,13 +4,13 @@ import re
 
 from sqlalchemy import Connection, delete, insert, select
 
-from services.registry.paging import Key
 from services.registry.records import AuditRow
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build_all, page
 from services.registry.store.tables import audit_events, request_results
 from services.shared.errors import LoraportError
 from services.shared.names import is_id
+from services.shared.paging import Key
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select, text, update
 
 from loraport.bundle.digest import sha256_digest
 from loraport.log.leaf import Kind
 from services.registry.catalog import Move
 from services.registry.lifecycle import State
-from services.registry.paging import Key
 from services.registry.records import Findings, RevisionRow
 from services.registry.store import log
 from services.registry.store.database import Transaction
@@ -17,12 +16,14 @@ from services.registry.store.rows import build, build_all, build_optional, page
 from services.registry.store.tables import adapters, revision_documents, revisions
 from services.shared.errors import LoraportError
 from services.shared.names import AdapterName
+from services.shared.paging import Key
 
 
 def find_current(connection: Connection, revision_id: str) -> RevisionRow | None:
     """Returns the newest announcement of some content, or None."""
-    # `current` is part of the condition so that the partial index answers.
-    statement = select(revisions).where(revisions.c.revision_id == revision_id, revisions.c.current.is_(True))
+    # The condition must be the partial index's, word for word: SQLite does not see that `current IS 1` implies it,
+    # and would read the whole table.
+    statement = select(revisions).where(revisions.c.revision_id == revision_id, text("revisions.current"))
     return build_optional(RevisionRow, connection.execute(statement).first())
 
 

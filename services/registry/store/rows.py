@@ -1,31 +1,33 @@
 """From SQL rows to the registry's values, and pages by key."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Row, Select, tuple_
+from sqlalchemy import Column, Result, Row, Select, tuple_
 
 from services.registry.lifecycle import State
-from services.registry.paging import Key
+from services.shared.paging import Key
 
 R = TypeVar("R")
 
-_TUPLES = frozenset({"scopes", "shared_tenants"})
-_FINDINGS = frozenset({"reasons", "warnings"})
+
+def _findings(value: Any) -> tuple[tuple[Any, ...], ...]:
+    return tuple(map(tuple, value))
+
+
+_CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "scopes": tuple,
+    "shared_tenants": tuple,
+    "reasons": _findings,
+    "warnings": _findings,
+    "state": State,
+}
 
 
 def build(kind: type[R], row: Row[Any]) -> R:
     """Returns the dataclass `kind`, whose fields are named as the row's columns."""
-    values: dict[str, Any] = {}
-    for name, value in row._mapping.items():
-        if name in _TUPLES:
-            value = tuple(value)
-        elif name in _FINDINGS:
-            value = tuple(tuple(finding) for finding in value)
-        elif name == "state":
-            value = State(value)
-        values[name] = value
-    return kind(**values)
+    return _build(kind, row._fields, row)
 
 
 def build_optional(kind: type[R], row: Row[Any] | None) -> R | None:
@@ -33,9 +35,23 @@ def build_optional(kind: type[R], row: Row[Any] | None) -> R | None:
     return None if row is None else build(kind, row)
 
 
-def build_all(kind: type[R], rows: Iterable[Row[Any]]) -> list[R]:
-    """As `build`, for every row."""
-    return [build(kind, row) for row in rows]
+def build_all(kind: type[R], result: Result[Any]) -> list[R]:
+    """As `build`, for every row that is left of a result."""
+    # Asked once: a page is hundreds of rows, and every row would work its names out anew.
+    names = tuple(result.keys())
+    return [_build(kind, names, row) for row in result.all()]
+
+
+def _build(kind: type[R], names: tuple[str, ...], row: Iterable[Any]) -> R:
+    values = list(row)
+    for index, convert in _conversions(names):
+        values[index] = convert(values[index])
+    return kind(**dict(zip(names, values, strict=True)))
+
+
+@lru_cache(maxsize=64)
+def _conversions(names: tuple[str, ...]) -> list[tuple[int, Callable[[Any], Any]]]:
+    return [(index, _CONVERTED[name]) for index, name in enumerate(names) if name in _CONVERTED]
 
 
 def page(

@@ -54,6 +54,7 @@ def view() -> CatalogView:
     view = CatalogView()
     aliases = [AliasItem("acme", item.adapter, "prod", item.revision_id) for item in (ACTIVE, WAITING)]
     aliases.append(AliasItem("acme", "bot", "beta", ACTIVE.revision_id))
+    aliases.extend(AliasItem("acme", item.adapter, "shown", item.revision_id) for item in (SHARED, WAITING, REVOKED))
     items = [BaseItem("tiny", BASE), ACTIVE, WAITING, REVOKED, SHARED, *aliases]
     view.apply(items, epoch=1, synced=True)
     return view
@@ -68,6 +69,17 @@ def view() -> CatalogView:
         ("acme", Target(adapter="draft"), WAITING),
         ("acme", Target(revision_id=REVOKED.revision_id), REVOKED),
         ("globex", Target(revision_id=SHARED.revision_id), SHARED),
+        ("acme", Target(adapter="tenants/acme/adapters/bot"), ACTIVE),
+        ("acme", Target(adapter="tenants/acme/adapters/draft", alias="shown"), WAITING),
+        ("globex", Target(adapter="tenants/acme/adapters/common", alias="shown"), SHARED),
+        ("globex", Target(adapter="tenants/acme/adapters/common"), None),
+        ("globex", Target(adapter="common", alias="shown"), None),
+        ("globex", Target(adapter="tenants/acme/adapters/bot"), None),
+        ("globex", Target(adapter="tenants/acme/adapters/draft", alias="shown"), None),
+        ("globex", Target(adapter="tenants/acme/adapters/old", alias="shown"), None),
+        ("other", Target(adapter="tenants/acme/adapters/common", alias="shown"), None),
+        ("globex", Target(adapter="tenants/acme/adapters/common/", alias="shown"), None),
+        ("globex", Target(adapter="acme/common", alias="shown"), None),
         ("acme", Target(adapter="bot", alias="gamma"), None),
         ("acme", Target(adapter="common"), None),
         ("acme", Target(adapter=""), None),
@@ -134,7 +146,8 @@ def test_list_shows_own_adapters_that_can_be_asked_for(view: CatalogView) -> Non
     listed = list_adapters(view, "acme")
     assert [(adapter.adapter, [alias[0] for alias in adapter.aliases]) for adapter in listed] == [
         ("bot", ["beta", "prod"]),
-        ("common", []),
-        ("draft", ["prod"]),
+        ("common", ["shown"]),
+        ("draft", ["prod", "shown"]),
+        ("old", ["shown"]),
     ]
     assert list_adapters(view, "globex") == []

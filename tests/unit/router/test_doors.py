@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from services.router import paging
 from services.router.auth import bearer, check_key
 from services.router.config import RouterConfig
 from services.router.text import BaseText, TextError
@@ -60,30 +59,6 @@ def test_bearer() -> None:
     assert bearer({"authorization": f"Bearer {SECRET}"}) == SECRET
     assert bearer({"authorization": f"bearer  {SECRET} "}) == SECRET
     assert bearer({"authorization": f"Basic {SECRET}"}) == bearer({"authorization": SECRET}) == bearer({}) == ""
-
-
-def test_page_tokens_are_bound_to_tenant_key_and_time() -> None:
-    key = paging.derive_key(PEPPER)
-    token = paging.seal(key, tenant="acme", last="bot", now=100.0)
-    assert paging.unseal(key, token, tenant="acme", now=101.0) == "bot"
-    assert paging.unseal(key, "", tenant="acme", now=101.0) == ""
-    other = paging.derive_key(b"q" * 32)
-    for wrong in (
-        (key, token, "globex", 101.0),
-        (other, token, "acme", 101.0),
-        (key, token, "acme", 100.0 + paging.LIFE_S + 1),
-        (key, token[:-4], "acme", 101.0),
-        (key, "é", "acme", 101.0),
-        (key, "AAAA", "acme", 101.0),
-    ):
-        with pytest.raises(LoraportError, match="INVALID_PAGE_TOKEN"):
-            paging.unseal(wrong[0], wrong[1], tenant=wrong[2], now=wrong[3])
-
-
-def test_page_sizes() -> None:
-    assert [paging.page_size(size) for size in (0, 1, 500, 501)] == [50, 1, 500, 500]
-    with pytest.raises(LoraportError, match="INVALID_REQUEST"):
-        paging.page_size(-1)
 
 
 def test_the_chat_template_writes_the_conversation(tmp_path: Path) -> None:

@@ -183,7 +183,9 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ShareAdapter(self, request, context):
-        """Lets other tenants use an adapter. Errors: `NOT_FOUND` (`ADAPTER_NOT_FOUND`, `TENANT_NOT_FOUND`).
+        """Lets other tenants use an adapter's ACTIVE revisions, those to come as well, until another list is set; its other
+        revisions stay hidden from them. Idempotent. Errors: `NOT_FOUND` (`ADAPTER_NOT_FOUND`, `TENANT_NOT_FOUND`);
+        `INVALID_ARGUMENT` (`INVALID_NAME`, `INVALID_REQUEST`: the owner is in the list).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

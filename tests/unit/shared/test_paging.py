@@ -4,10 +4,10 @@ import base64
 
 import pytest
 
-from services.registry.paging import MAX_PAGE, PageTokens, page_size
 from services.shared.errors import LoraportError
+from services.shared.paging import MAX_PAGE, PageTokens, page_size
 
-TOKENS = PageTokens(b"p" * 32)
+TOKENS = PageTokens(b"p" * 32, purpose="registry")
 
 
 def refused(token: str, *, scope: tuple[str, ...] = ("keys", "acme"), kinds: tuple[type, ...] = (int, str)) -> bool:
@@ -39,8 +39,9 @@ def test_every_changed_character_is_noticed() -> None:
         assert refused(token[:index] + other + token[index + 1 :])
 
 
-def test_another_fleets_token_and_another_shape_are_refused() -> None:
-    assert refused(PageTokens(b"q" * 32).seal((5, "key"), scope=("keys", "acme")))
+def test_another_fleets_or_services_token_and_another_shape_are_refused() -> None:
+    assert refused(PageTokens(b"p" * 32, purpose="router").seal((5, "key"), scope=("keys", "acme")))
+    assert refused(PageTokens(b"q" * 32, purpose="registry").seal((5, "key"), scope=("keys", "acme")))
     assert refused(TOKENS.seal(("key", 5), scope=("keys", "acme")))
     assert refused(TOKENS.seal((5,), scope=("keys", "acme")))
     for junk in ("x", "=", "ä", "A" * 5000, "\n", "+/+/"):

@@ -1,7 +1,8 @@
 """Pages of a list: sizes, and tokens that only the list that made them accepts.
 
-A token holds the ordering key of the last item, sealed with AES-SIV under a key made from the fleet's pepper. The
-associated data is the method and its filter, so a token of one list, tenant or registry fleet is refused by another.
+A token holds the ordering key of the last item, sealed with AES-SIV under a key made from the fleet's pepper and a
+purpose. The associated data is the list and its filter, so a token of one service, list, tenant or fleet is refused by
+another. All processes of one service open each other's tokens.
 """
 
 import base64
@@ -35,10 +36,11 @@ def page_size(requested: int) -> int:
 
 
 class PageTokens:
-    """Seals and opens page tokens."""
+    """Seals and opens page tokens. `purpose` names the service and plane whose lists they are for."""
 
-    def __init__(self, pepper: bytes) -> None:
-        self._cipher = AESSIV(hmac.digest(pepper, b"loraport registry page tokens v1", hashlib.sha512))
+    def __init__(self, pepper: bytes, *, purpose: str) -> None:
+        label = f"loraport {purpose} page tokens v1"
+        self._cipher = AESSIV(hmac.digest(pepper, label.encode("ascii"), hashlib.sha512))
 
     def seal(self, last: Key, *, scope: Sequence[str]) -> str:
         """Returns the token of the page after the item with the ordering key `last`, for the list `scope`."""
