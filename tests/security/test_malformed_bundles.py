@@ -26,7 +26,9 @@ def slowest() -> Iterator[dict[str, float]]:
     yield spent
     name = max(spent, key=lambda case: spent[case], default="")
     if name:
-        print(f"\n{len(spent)} malformed bundles refused; the slowest, {name!r}, took {spent[name] * 1000:.0f} ms of a processor")
+        print(
+            f"\n{len(spent)} malformed bundles refused; the slowest, {name!r}, took {spent[name] * 1000:.0f} ms of a processor"
+        )
 
 
 @pytest.fixture
