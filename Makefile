@@ -11,7 +11,7 @@ DATA   ?= .loraport
 # CPU machines take this build; a GPU machine takes any torch from 2.11 on, with its Triton.
 TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 
-.PHONY: help setup demo test check format protos lock bench-cold-load clean
+.PHONY: help setup demo test check format protos lock bench-cold-load bench-registry clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ lock: setup ## rewrite constraints.txt from what is installed (torch stays out o
 
 bench-cold-load: setup ## measure cold loads into host memory and its hand-over
 	@$(BIN)/python -m bench.cold_load
+
+bench-registry: setup ## measure a registry of 100,000 revisions: resolve, list, register, catalog watch
+	@$(BIN)/python -m bench.registry
 
 clean: ## remove the environment and the local stack's data
 	rm -rf $(VENV) $(DATA)

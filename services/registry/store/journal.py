@@ -13,6 +13,7 @@ from services.shared.names import is_id
 from services.shared.paging import Key
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_INSERT = insert(audit_events)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -30,18 +31,17 @@ def add_event(
     """Adds an audit event. Texts are cut to their columns and control characters are replaced."""
     parts = resource.split("/")
     tenant = parts[1] if len(parts) > 1 and parts[0] == "tenants" and is_id(parts[1]) else ""
-    transaction.connection.execute(
-        insert(audit_events).values(
-            event_us=now_us,
-            principal=_clean(principal, 256),
-            method=_clean(method, 128),
-            tenant=tenant,
-            resource=_clean(resource, 512),
-            decision=decision,
-            reason=_clean(reason, 512),
-            request_id=_clean(request_id, 64),
-        )
-    )
+    event = {
+        "event_us": now_us,
+        "principal": _clean(principal, 256),
+        "method": _clean(method, 128),
+        "tenant": tenant,
+        "resource": _clean(resource, 512),
+        "decision": decision,
+        "reason": _clean(reason, 512),
+        "request_id": _clean(request_id, 64),
+    }
+    transaction.connection.execute(_INSERT, event)
 
 
 def list_events(connection: Connection, tenant: str, *, after: Key | None, limit: int) -> list[AuditRow]:
