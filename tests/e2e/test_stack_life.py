@@ -105,7 +105,14 @@ def test_a_process_that_dies_on_the_way_up_takes_all_down_and_is_quoted(tmp_path
 def test_an_interrupted_up_leaves_nothing(tmp_path: Path, tiny: str, number: signal.Signals) -> None:
     stack = Stack(tmp_path / "data", free_port_base())
     command = stack.command("dev", "up", "--port-base", str(stack.port_base), "--base", tiny)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        # Runners that start the suite in the background leave SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     try:
         state = stack.data / "run" / "stack.json"
         wait_until(

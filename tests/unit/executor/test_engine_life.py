@@ -240,7 +240,7 @@ def test_stop_tokens_minimum_and_eos(world: World) -> None:
     assert (stopped.ended[0].reason, stopped.ended[0].stop_token_id) == (FinishReason.STOP_TOKEN, stop)
     assert len(held.tokens) >= 20
     assert stop not in held.tokens[:20]
-    biased = replace(LONG, ignore_eos=False, logit_bias=((2, 1000.0),))
+    biased = replace(LONG, ignore_eos=False, logit_bias=((2, 100.0),))
     ended = world.submit("eos", p, sampling=biased)
     world.finish()
     assert (ended.tokens, ended.ended[0].reason) == ([], FinishReason.EOS)
