@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class ExecutorServiceStub:
     """Runs requests in mixed batches and owns the device's adapter and key-value pools. Works on token ids only.
-    Every call needs a peer identity; `Execute` needs a ticket signed by a router as well.
+    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute` and `Probe` need
+    a ticket signed by a router as well.
     """
 
     def __init__(self, channel):
@@ -70,7 +71,8 @@ class ExecutorServiceStub:
 
 class ExecutorServiceServicer:
     """Runs requests in mixed batches and owns the device's adapter and key-value pools. Works on token ids only.
-    Every call needs a peer identity; `Execute` needs a ticket signed by a router as well.
+    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute` and `Probe` need
+    a ticket signed by a router as well.
     """
 
     def Execute(self, request, context):
@@ -166,7 +168,8 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ExecutorService:
     """Runs requests in mixed batches and owns the device's adapter and key-value pools. Works on token ids only.
-    Every call needs a peer identity; `Execute` needs a ticket signed by a router as well.
+    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute` and `Probe` need
+    a ticket signed by a router as well.
     """
 
     @staticmethod

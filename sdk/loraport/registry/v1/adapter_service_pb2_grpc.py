@@ -128,8 +128,8 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeRevision(self, request, context):
-        """Takes a revision out of service for ever, whatever its state. Idempotent. Errors: `NOT_FOUND`
-        (`REVISION_NOT_FOUND`); `ABORTED` (`STALE_ETAG`).
+        """Takes a revision out of service for ever. A superseded announcement has nothing to revoke. Idempotent. Errors:
+        `NOT_FOUND` (`REVISION_NOT_FOUND`); `FAILED_PRECONDITION` (`INVALID_STATE`); `ABORTED` (`STALE_ETAG`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -77,7 +77,9 @@ class InferenceServiceServicer:
         `started`. Errors: `UNAUTHENTICATED` (`INVALID_CREDENTIAL`); `NOT_FOUND` (`ADAPTER_NOT_FOUND`);
         `INVALID_ARGUMENT` (`INVALID_REQUEST`, every fault listed; `PROMPT_TOO_LONG`); `FAILED_PRECONDITION`
         (`REVISION_NOT_ACTIVE`); `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`); `UNAVAILABLE` (`EXECUTOR_UNAVAILABLE`,
-        `OVERLOADED`, with RetryInfo); `DATA_LOSS` (`DIGEST_MISMATCH`).
+        `OVERLOADED`, `DRAINING`, `LOADER_UNAVAILABLE`, `STORE_UNAVAILABLE`, `REGISTRY_UNAVAILABLE`, with RetryInfo);
+        `RESOURCE_EXHAUSTED` (`POOL_TOO_SMALL`, `HOST_TIER_FULL`); `DEADLINE_EXCEEDED`; `DATA_LOSS` (`DIGEST_MISMATCH`);
+        `INTERNAL` (`NON_FINITE_LOGITS`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
