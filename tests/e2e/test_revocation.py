@@ -114,7 +114,7 @@ def show(stack: Stack, revision_id: str) -> dict[str, Any]:
 
 def holds_nothing(row: dict[str, Any]) -> bool:
     empty = all(item["device"] is None and item["kv_block_count"] == 0 for item in row["executors"])
-    return empty and row["loader"]["host"] is None and row["loader"]["loading"] is None
+    return empty and row["loader"] == {"host": None, "loading": None, "error": None}
 
 
 def test_a_revoked_revision_leaves_every_tier_of_every_executor(pair: Stack, world_dir: Path) -> None:
