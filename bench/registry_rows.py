@@ -20,11 +20,13 @@ from loraport.bundle.canonical import canonical
 from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, SigningKey, verify_envelope
 from loraport.bundle.manifest import parse_manifest
 from loraport.log import merkle
+from loraport.log.events import SCHEMA, Event, verify_chain
 from loraport.log.leaf import Kind, Leaf
 from services.registry.store.tables import METADATA
 from services.shared.statements import Record, Verification, open_statement
 
 CHUNK = 2000
+EVENTS_CHECKED = 20000
 EPOCHS_PER_REVISION = 3  # announced, verified, approved
 
 
@@ -175,6 +177,11 @@ class Filler:
         leaf["time"] = int(rows["revisions"]["create_us"]) // 1_000_000
         self._leaf = Text(leaf, kind="K!", resource="R!", digest="D!", previous="P!")
 
+        row = rows["audit_events"]
+        event = {name: row[name] for name in ("principal", "decision", "reason", "request_id")}
+        event |= {"schema": SCHEMA, "time_us": row["event_us"], "sequence": Text.number("sequence")}
+        self._audit = Text(event | {"method": "M!", "resource": "R!"}, method="M!", resource="R!")
+
     def _tenant(self, tenant: str) -> SigningKey:
         key = SigningKey.generate()
         self._add("tenants", {"tenant": tenant, "epoch": self._next()})
@@ -249,8 +256,11 @@ class Filler:
 
     def _event(self, method: str, tenant: str, resource: str) -> None:
         row = self._sample.rows["audit_events"]
+        method = f"/loraport.registry.v1.{method}"
         row["sequence"] += 1
-        self._add("audit_events", {"method": f"/loraport.registry.v1.{method}", "tenant": tenant, "resource": resource})
+        body = self._audit.fill(sequence=row["sequence"], method=method, resource=resource)
+        row["hash"] = hashlib.sha256(row["hash"] + body).digest()
+        self._add("audit_events", {"method": method, "tenant": tenant, "resource": resource})
 
     def _add(self, table: str, changes: dict[str, Any]) -> None:
         rows = self._pending.setdefault(table, [])
@@ -293,6 +303,11 @@ def check_fill(connection: sqlite3.Connection, filled: Filled, keys: dict[str, S
         assert open_statement(Verification, verification, trusted["loader"]).revision_id == revision_id
         opened = open_statement(Record, record, trusted["registry"])
         assert (opened.revision_id, opened.version, opened.sequence) == (revision_id, version, epoch)
+    columns = "sequence, event_us, principal, method, resource, decision, reason, request_id, hash"
+    events = connection.execute(f"SELECT {columns} FROM audit_events ORDER BY sequence LIMIT {EVENTS_CHECKED}")  # noqa: S608
+    names = tuple(Event.__dataclass_fields__)
+    chain = verify_chain((Event(**dict(zip(names, row, strict=False))), row[-1]) for row in events)
+    assert not chain.fault, chain.fault
     assert connection.execute("PRAGMA foreign_key_check").fetchone() is None
     leaves = connection.execute("SELECT body FROM log_leaves ORDER BY leaf_index")
     return merkle.root(merkle.leaf_hash(body) for (body,) in leaves)

@@ -23,6 +23,8 @@ from loraport.loader.v1 import loader_service_pb2_grpc as loader_stubs
 from loraport.registry.v1 import (
     adapter_service_pb2,
     adapter_service_pb2_grpc,
+    audit_service_pb2,
+    audit_service_pb2_grpc,
     base_model_service_pb2,
     base_model_service_pb2_grpc,
     key_service_pb2,
@@ -99,6 +101,7 @@ class AdminClient:
         self._keys: Any = key_service_pb2_grpc.KeyServiceStub(self._registry.channel)
         self._bases: Any = base_model_service_pb2_grpc.BaseModelServiceStub(self._registry.channel)
         self._adapters: Any = adapter_service_pb2_grpc.AdapterServiceStub(self._registry.channel)
+        self._audit: Any = audit_service_pb2_grpc.AuditServiceStub(self._registry.channel)
         self._log: Any = log_service_pb2_grpc.LogServiceStub(self._registry.channel)
         self._fleet: Any = router_admin_service_pb2_grpc.RouterAdminServiceStub(self._router.channel)
         self._uploads: Any = loader_stubs.LoaderServiceStub(self._loader.channel)
@@ -312,6 +315,11 @@ class AdminClient:
         """Returns the proof that a leaf is in the tree of a size."""
         request = log_service_pb2.GetInclusionProofRequest(leaf_index=index, tree_size=tree_size)
         return self._registry.call(self._log.GetInclusionProof, request)
+
+    def list_audit_events(self, tenant: str | None = None) -> Iterator[audit_service_pb2.AuditEvent]:
+        """Yields audit events, newest first, of one tenant or of all."""
+        request = audit_service_pb2.ListAuditEventsRequest(tenant=f"tenants/{tenant}" if tenant else "")
+        return self._registry.pages(self._audit.ListAuditEvents, request, "events")
 
     # The fleet, as the router sees it
 

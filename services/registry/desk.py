@@ -3,7 +3,7 @@
 A change that is refused is rolled back whole and then noted as refused, with the reason code.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from sqlalchemy import Connection
 
 from loraport.bundle.digest import sha256_digest
+from services.registry.refusals import Refusal
 from services.registry.store import journal
 from services.registry.store.database import Database, Transaction
 from services.shared.clock import Clock
@@ -73,6 +74,27 @@ class Desk:
         return await run_blocking(  # type: ignore[no-any-return]
             self._change, request, response, work, Note(resource, reason), request_id
         )
+
+    async def refuse(self, refusals: Sequence[Refusal]) -> None:
+        """Writes events of calls that reached no handler. A database that is down is logged."""
+        await run_blocking(self._refuse, refusals)
+
+    def _refuse(self, refusals: Sequence[Refusal]) -> None:
+        try:
+            with self.database.write() as transaction:
+                for item in refusals:
+                    journal.add_event(
+                        transaction,
+                        now_us=self.now_us(),
+                        principal=item.principal,
+                        method=item.method,
+                        resource="",
+                        decision="refused",
+                        reason=item.reason,
+                        request_id=item.request_id,
+                    )
+        except LoraportError:
+            log.error("refusals not audited", count=len(refusals))
 
     def _read(self, function: Callable[[Connection], T]) -> T:
         with self.database.read() as connection:

@@ -147,7 +147,7 @@ class AliasRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """One thing that somebody did or was refused."""
+    """One thing that somebody did or was refused; `hash` is as in `loraport.log.events`."""
 
     sequence: int
     event_us: int
@@ -158,3 +158,4 @@ class AuditRow:
     decision: str
     reason: str
     request_id: str
+    hash: bytes

@@ -24,6 +24,7 @@ from services.registry.desk import Desk
 from services.registry.hub import EpochHub
 from services.registry.ports import EpochListener, Randomness, SystemRandomness
 from services.registry.publishing import Limits, Publishing
+from services.registry.refusals import Refusal, Refusals
 from services.registry.servicers.adapter import AdapterServicer
 from services.registry.servicers.audit import AuditServicer
 from services.registry.servicers.base_model import BaseModelServicer
@@ -38,7 +39,7 @@ from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
 from services.shared.paging import PageTokens
 from services.shared.rpc.identity import CertificateAuthorities
-from services.shared.rpc.server import Server, run_blocking
+from services.shared.rpc.server import Call, Server, run_blocking
 from services.shared.trust import TrustError, TrustStore
 
 log = structlog.get_logger()
@@ -70,7 +71,9 @@ class RegistryService:
             authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
         except (ValueError, SQLAlchemyError) as error:
             raise ConfigError(str(error).splitlines()[0]) from None
-        self._server = Server(authorities)
+        self._desk = Desk(self._database, self._clock, request_life_s=config.request_life_s)
+        self._refusals = Refusals()
+        self._server = Server(authorities, on_refused=self._refused)
         self._hub = EpochHub()
         self._checkpoints = Checkpoints(
             self._database,
@@ -81,6 +84,7 @@ class RegistryService:
             interval_s=config.checkpoint_interval_s,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._auditing: set[asyncio.Task[None]] = set()
         self.port = 0
 
     async def start(self) -> None:
@@ -103,6 +107,8 @@ class RegistryService:
         """Ends the watches, lets running calls end, closes the database."""
         self._hub.close()
         await self._server.stop(self._config.drain_s)
+        self._audit(self._refusals.expire(now=None))
+        await asyncio.gather(*self._auditing)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -111,6 +117,18 @@ class RegistryService:
     async def failed(self) -> None:
         """Returns when the server has ended without being asked to."""
         await self._server.wait()
+
+    def _refused(self, call: Call, error: LoraportError) -> None:
+        refusal = Refusal(
+            principal=call.principal.label, method=call.method, reason=error.reason, request_id=call.request_id
+        )
+        self._audit(self._refusals.note(refusal, now=self._clock.monotonic()))
+
+    def _audit(self, refusals: list[Refusal]) -> None:
+        if refusals:
+            task = asyncio.create_task(self._desk.refuse(refusals))
+            self._auditing.add(task)
+            task.add_done_callback(self._auditing.discard)
 
     def _announcer(self, loop: asyncio.AbstractEventLoop) -> EpochListener:
         def announce(epoch: int) -> None:
@@ -129,7 +147,7 @@ class RegistryService:
 
     def _add_servicers(self) -> None:
         config = self._config
-        desk = Desk(self._database, self._clock, request_life_s=config.request_life_s)
+        desk = self._desk
         tokens = PageTokens(self._pepper, purpose="registry")
         limits = Limits(
             max_weights_bytes=config.max_weights_bytes,
@@ -161,6 +179,7 @@ class RegistryService:
         """Hears of changes that another registry on the same database made."""
         while True:
             await asyncio.sleep(self._config.poll_interval_s)
+            self._audit(self._refusals.expire(now=self._clock.monotonic()))
             try:
                 self._hub.advance(await run_blocking(self._database.epoch))
             except LoraportError as error:

@@ -15,8 +15,8 @@ NOT_BUILT = [method for method in METHODS if "RolloutService" in method]
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with serving(write_config(tmp_path)) as rig:
+async def rig(url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with serving(write_config(tmp_path, database_url=url)) as rig:
         yield rig
 
 

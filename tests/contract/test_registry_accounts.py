@@ -23,8 +23,8 @@ from tests.contract.registry_rig import PEPPER, TIMEOUT, Rig, base_spec, info_of
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with serving(write_config(tmp_path)) as rig:
+async def rig(url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with serving(write_config(tmp_path, database_url=url)) as rig:
         yield rig
 
 

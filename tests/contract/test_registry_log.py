@@ -34,8 +34,8 @@ KEYS = {REGISTRY_KEY.key_id: REGISTRY_KEY.public_pem}
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with serving(write_config(tmp_path)) as rig:
+async def rig(url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with serving(write_config(tmp_path, database_url=url)) as rig:
         await rig.tenant("acme")
         await rig.base()
         yield rig
@@ -204,8 +204,12 @@ async def test_a_registry_signs_no_second_history(rig: Rig) -> None:
     await rig.active("acme", "pirate", 1, "c")
     await checkpoint(rig)
     with rig.service._database.exclusive() as connection:
-        connection.execute(text("DROP TRIGGER log_nodes_no_update"))
-        connection.execute(text("UPDATE log_nodes SET hash = zeroblob(32) WHERE level = 0 AND node_index = 4"))
+        sqlite = connection.dialect.name == "sqlite"
+        connection.execute(
+            text(f"DROP TRIGGER {'log_nodes_no_update' if sqlite else 'log_nodes_append_only ON log_nodes'}")
+        )
+        change = text("UPDATE log_nodes SET hash = :zeros WHERE level = 0 AND node_index = 4")
+        connection.execute(change, {"zeros": bytes(32)})
     rig.service._hub.advance(rig.service._hub.epoch + 1)
     assert await reason_of(rig.log().GetCheckpoint(pb.GetCheckpointRequest(), timeout=TIMEOUT)) == "LOG_DAMAGED"
 

@@ -32,8 +32,8 @@ State = pb.Revision.State
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with serving(write_config(tmp_path)) as rig:
+async def rig(url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with serving(write_config(tmp_path, database_url=url)) as rig:
         await rig.base()
         await rig.tenant("acme")
         yield rig

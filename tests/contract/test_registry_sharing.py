@@ -19,8 +19,8 @@ NAME = "tenants/acme/adapters/pirate"
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with serving(write_config(tmp_path)) as rig:
+async def rig(url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with serving(write_config(tmp_path, database_url=url)) as rig:
         await rig.base()
         for tenant in ("acme", "globex", "initech"):
             await rig.tenant(tenant)

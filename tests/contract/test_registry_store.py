@@ -24,30 +24,7 @@ from services.shared.catalog import TenantItem
 from services.shared.catalog_client import CatalogClient
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
-from tests.contract import postgres
 from tests.contract.registry_rig import TIMEOUT, Rig, manifest, reason_of, serving, write_config
-
-
-@pytest.fixture(scope="module")
-def postgres_socket() -> Iterator[str]:
-    if postgres.find_binary("postgres") is None or postgres.find_binary("initdb") is None:
-        pytest.skip("PostgreSQL's programs (initdb, postgres) are not installed; only SQLite is tested")
-    with postgres.server() as socket:
-        yield socket
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/registry.db"
-    import psycopg
-
-    socket = request.getfixturevalue("postgres_socket")
-    name = f"t{uuid.uuid4().hex}"
-    with psycopg.connect(f"host={socket} user=loraport dbname=postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
-    return f"postgresql+psycopg://loraport@/{name}?host={socket}"
 
 
 @pytest.fixture

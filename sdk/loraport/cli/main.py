@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loraport.cli import adapters, aliases, bases, dev, fleet, generate, imports, log, sharing, tenants
+from loraport.cli import adapters, aliases, audit, bases, dev, fleet, generate, imports, log, sharing, tenants
 
 app = typer.Typer(
     name="loraport",
@@ -27,6 +27,7 @@ adapters.app.command("share")(sharing.share_adapter)
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(aliases.app, name="alias")
 app.add_typer(log.app, name="log")
+app.add_typer(audit.app, name="audit")
 app.command("generate")(generate.generate)
 app.command("residency")(fleet.residency)
 app.command("queues")(fleet.queues)

@@ -141,6 +141,7 @@ def audit_event(row: AuditRow) -> audit_pb.AuditEvent:
         decision=row.decision,
         reason=row.reason,
         request_id=row.request_id,
+        hash=row.hash,
     )
 
 

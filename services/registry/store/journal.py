@@ -1,9 +1,11 @@
 """What was done: audit events, and the results that request ids stand for."""
 
 import re
+from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, insert, select
 
+from loraport.log.events import FIRST, Event, event_hash
 from services.registry.records import AuditRow
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build_all, page
@@ -14,6 +16,7 @@ from services.shared.paging import Key
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _INSERT = insert(audit_events)
+_NEWEST = select(audit_events.c.sequence, audit_events.c.hash).order_by(audit_events.c.sequence.desc()).limit(1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -28,20 +31,27 @@ def add_event(
     reason: str,
     request_id: str,
 ) -> None:
-    """Adds an audit event. Texts are cut to their columns and control characters are replaced."""
+    """Adds an audit event to the chain. Texts are cut to their columns and control characters are replaced.
+
+    Writers take turns, so that the newest event is still the newest when this one follows it.
+    """
     parts = resource.split("/")
     tenant = parts[1] if len(parts) > 1 and parts[0] == "tenants" and is_id(parts[1]) else ""
-    event = {
-        "event_us": now_us,
-        "principal": _clean(principal, 256),
-        "method": _clean(method, 128),
-        "tenant": tenant,
-        "resource": _clean(resource, 512),
-        "decision": decision,
-        "reason": _clean(reason, 512),
-        "request_id": _clean(request_id, 64),
-    }
-    transaction.connection.execute(_INSERT, event)
+    newest = transaction.connection.execute(_NEWEST).first()
+    sequence, previous = (newest.sequence, bytes(newest.hash)) if newest is not None else (0, FIRST)
+    event = Event(
+        sequence=sequence + 1,
+        time_us=now_us,
+        principal=_clean(principal, 256),
+        method=_clean(method, 128),
+        resource=_clean(resource, 512),
+        decision=decision,
+        reason=_clean(reason, 512),
+        request_id=_clean(request_id, 64),
+    )
+    values = {name: value for name, value in asdict(event).items() if name != "time_us"}
+    values |= {"event_us": now_us, "tenant": tenant, "hash": event_hash(previous, event)}
+    transaction.connection.execute(_INSERT, values)
 
 
 def list_events(connection: Connection, tenant: str, *, after: Key | None, limit: int) -> list[AuditRow]:

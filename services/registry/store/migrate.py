@@ -16,7 +16,7 @@ log = structlog.get_logger()
 _LOCK = 0x6C6F7261706F7274
 
 
-def upgrade(database: Database) -> None:
+def upgrade(database: Database, *, to: str = "head") -> None:
     """Runs the migrations that the database has not had. Registries that start together wait for each other.
 
     Raises:
@@ -31,7 +31,7 @@ def upgrade(database: Database) -> None:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
             config.attributes["connection"] = connection
             before = MigrationContext.configure(connection).get_current_revision()
-            command.upgrade(config, "head")
+            command.upgrade(config, to)
             after = MigrationContext.configure(connection).get_current_revision()
     if after != before:
         log.info("database migrated", before=before, after=after)

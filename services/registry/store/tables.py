@@ -171,6 +171,7 @@ audit_events = Table(
     Column("decision", String(8), nullable=False),
     Column("reason", String(512), nullable=False),
     Column("request_id", String(64), nullable=False),
+    Column("hash", LargeBinary(32), nullable=False),
     Index("ix_audit_events_tenant", "tenant", "sequence"),
 )
 
@@ -185,7 +186,7 @@ request_results = Table(
     Column("response", LargeBinary, nullable=False),
 )
 
-# The transparency log. Triggers let rows be added and nothing else.
+# The transparency log and the audit events above. Triggers let rows be added and nothing else.
 log_leaves = Table(
     "log_leaves",
     METADATA,

@@ -55,6 +55,8 @@ class Call:
 _CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("loraport_call")
 
 UserAuthenticator = Callable[[dict[str, str]], Awaitable[Principal]]
+# Hears of calls that are refused before their handler; an anonymous principal was not authenticated.
+RefusalListener = Callable[[Call, LoraportError], None]
 
 
 def current_call() -> Call:
@@ -65,9 +67,15 @@ def current_call() -> Call:
 class Guard(grpc.aio.ServerInterceptor):
     """Authenticates, authorizes and translates errors; see the module's text."""
 
-    def __init__(self, authorities: CertificateAuthorities, authenticate_user: UserAuthenticator | None = None) -> None:
+    def __init__(
+        self,
+        authorities: CertificateAuthorities,
+        authenticate_user: UserAuthenticator | None = None,
+        on_refused: RefusalListener | None = None,
+    ) -> None:
         self._authorities = authorities
         self._authenticate_user = authenticate_user
+        self._on_refused = on_refused
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(details)
@@ -112,12 +120,18 @@ class Guard(grpc.aio.ServerInterceptor):
 
     async def _admit(self, method: str, metadata: dict[str, str], context: Any, *, needs_deadline: bool) -> None:
         request_id = metadata.get(REQUEST_ID_KEY, "")[:64] or uuid.uuid4().hex
-        principal = await self._authenticate(method, metadata, context)
-        authorize(method, principal)
-        _CALL.set(Call(principal, request_id, method))
-        structlog.contextvars.bind_contextvars(request_id=request_id)
-        if needs_deadline and principal.plane != "health" and context.time_remaining() is None:
-            raise LoraportError("DEADLINE_REQUIRED")
+        principal = ANONYMOUS
+        try:
+            principal = await self._authenticate(method, metadata, context)
+            authorize(method, principal)
+            _CALL.set(Call(principal, request_id, method))
+            structlog.contextvars.bind_contextvars(request_id=request_id)
+            if needs_deadline and principal.plane != "health" and context.time_remaining() is None:
+                raise LoraportError("DEADLINE_REQUIRED")
+        except LoraportError as error:
+            if self._on_refused is not None:
+                self._on_refused(Call(principal, request_id, method), error)
+            raise
 
     async def _authenticate(self, method: str, metadata: dict[str, str], context: Any) -> Principal:
         planes = POLICIES[method].planes
@@ -151,10 +165,11 @@ class Server:
         authorities: CertificateAuthorities,
         *,
         authenticate_user: UserAuthenticator | None = None,
+        on_refused: RefusalListener | None = None,
         options: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self._server = grpc.aio.server(
-            interceptors=[Guard(authorities, authenticate_user)], options=[*SERVER_OPTIONS, *options]
+            interceptors=[Guard(authorities, authenticate_user, on_refused)], options=[*SERVER_OPTIONS, *options]
         )
         self._authorities = authorities
         self._health = HealthServicer()

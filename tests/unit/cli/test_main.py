@@ -29,6 +29,8 @@ ISSUE_COMMANDS = [
     "adapter approve",
     "adapter revoke",
     "adapter share",
+    "audit list",
+    "audit verify",
     "alias set",
     "alias list",
     "alias delete",

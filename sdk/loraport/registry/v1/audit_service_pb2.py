@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(loraport/registry/v1/audit_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"O\n\x16ListAuditEventsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"d\n\x17ListAuditEventsResponse\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .loraport.registry.v1.AuditEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb9\x01\n\nAuditEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12.\n\nevent_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x10\n\x08resource\x18\x05 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t2~\n\x0c\x41uditService\x12n\n\x0fListAuditEvents\x12,.loraport.registry.v1.ListAuditEventsRequest\x1a-.loraport.registry.v1.ListAuditEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(loraport/registry/v1/audit_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"O\n\x16ListAuditEventsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"d\n\x17ListAuditEventsResponse\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .loraport.registry.v1.AuditEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xc7\x01\n\nAuditEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12.\n\nevent_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x10\n\x08resource\x18\x05 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0c\n\x04hash\x18\t \x01(\x0c\x32~\n\x0c\x41uditService\x12n\n\x0fListAuditEvents\x12,.loraport.registry.v1.ListAuditEventsRequest\x1a-.loraport.registry.v1.ListAuditEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTAUDITEVENTSRESPONSE']._serialized_start=180
   _globals['_LISTAUDITEVENTSRESPONSE']._serialized_end=280
   _globals['_AUDITEVENT']._serialized_start=283
-  _globals['_AUDITEVENT']._serialized_end=468
-  _globals['_AUDITSERVICE']._serialized_start=470
-  _globals['_AUDITSERVICE']._serialized_end=596
+  _globals['_AUDITEVENT']._serialized_end=482
+  _globals['_AUDITSERVICE']._serialized_start=484
+  _globals['_AUDITSERVICE']._serialized_end=610
 # @@protoc_insertion_point(module_scope)

@@ -28,7 +28,7 @@ class ListAuditEventsResponse(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[AuditEvent, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class AuditEvent(_message.Message):
-    __slots__ = ("sequence", "event_time", "principal", "method", "resource", "decision", "reason", "request_id")
+    __slots__ = ("sequence", "event_time", "principal", "method", "resource", "decision", "reason", "request_id", "hash")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class AuditEvent(_message.Message):
     DECISION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     event_time: _timestamp_pb2.Timestamp
     principal: str
@@ -45,4 +46,5 @@ class AuditEvent(_message.Message):
     decision: str
     reason: str
     request_id: str
-    def __init__(self, sequence: _Optional[int] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., principal: _Optional[str] = ..., method: _Optional[str] = ..., resource: _Optional[str] = ..., decision: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    hash: bytes
+    def __init__(self, sequence: _Optional[int] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., principal: _Optional[str] = ..., method: _Optional[str] = ..., resource: _Optional[str] = ..., decision: _Optional[str] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., hash: _Optional[bytes] = ...) -> None: ...

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AuditServiceStub:
-    """Shows who did what. Admin identity only.
+    """Shows who did what: an append-only chain. Of calls that are refused before they are read, 10 a minute are kept for
+    each caller, the others as a count. Admin identity only.
     """
 
     def __init__(self, channel):
@@ -43,7 +44,8 @@ class AuditServiceStub:
 
 
 class AuditServiceServicer:
-    """Shows who did what. Admin identity only.
+    """Shows who did what: an append-only chain. Of calls that are refused before they are read, 10 a minute are kept for
+    each caller, the others as a count. Admin identity only.
     """
 
     def ListAuditEvents(self, request, context):
@@ -70,7 +72,8 @@ def add_AuditServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AuditService:
-    """Shows who did what. Admin identity only.
+    """Shows who did what: an append-only chain. Of calls that are refused before they are read, 10 a minute are kept for
+    each caller, the others as a count. Admin identity only.
     """
 
     @staticmethod
