@@ -7,9 +7,6 @@ it. Writes bench/results/registry.json. Exits 0 unless something could not be me
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import random
 import signal
 import sqlite3
@@ -17,12 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from bench.figures import RESULTS, Figure, report
 from bench.registry_rows import Filled, Filler, Shape, check_fill, read_sample
 from bench.registry_sample import ADAPTER, TENANT, TIMEOUT_S, VERSION, Fleet, manifest_of, publish_sample
 from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, sign_envelope
@@ -32,7 +29,6 @@ from loraport.registry.v1 import log_service_pb2 as log_pb
 from loraport.registry.v1 import log_service_pb2_grpc as log_stubs
 from services.shared.catalog_client import CatalogClient
 
-RESULTS = Path(__file__).parent / "results" / "registry.json"
 WARM_UP = 200
 RESOLVES, LISTS, REGISTERS = 2000, 200, 500
 # Publishers that call at once; the registry's writers take turns.
@@ -56,43 +52,17 @@ _ALL = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One measurement. `at_most` says on which side of the target is good."""
-
-    name: str
-    value: float
-    baseline: float
-    target: float
-    unit: str
-    at_most: bool = True
-
-    @property
-    def passed(self) -> bool:
-        return self.value <= self.target if self.at_most else self.value >= self.target
-
-    def line(self) -> str:
-        sign = "<=" if self.at_most else ">="
-        numbers = f"{self.value:9.2f} {self.unit:<4} baseline {self.baseline:9.2f}   target {sign} {self.target:g}"
-        return f"{self.name:<28}{numbers:<56}{'PASS' if self.passed else 'FAIL'}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure a registry of 100,000 revisions.")
     parser.add_argument("--tenants", type=int, default=Shape().tenants, help="tenants, of 20 revisions each")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--out", type=Path, default=RESULTS / "registry.json", help="where the JSON goes")
     options = parser.parse_args()
     # A run that is stopped takes its registry and its files with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     shape = Shape(tenants=options.tenants)
     with tempfile.TemporaryDirectory(prefix="loraport-bench-") as folder:
         figures, facts = measure(Fleet(Path(folder)), shape)
-    for figure in figures:
-        print(figure.line())
-    document = {"machine": machine(), **facts, "figures": [asdict(item) | {"passed": item.passed} for item in figures]}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=2) + "\n")
-    print(f"{document['machine']}\n{options.out}")
+    report(options.out, figures, facts)
     return 0
 
 
@@ -274,15 +244,6 @@ def _p99(call: Callable[[Any], Any], keys: Sequence[Any], *, warm_up: int = WARM
 
 def _quantile(times: Sequence[float]) -> float:
     return sorted(times)[max(len(times) * 99 // 100 - 1, 0)]
-
-
-def machine() -> str:
-    """Returns what the figures were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
-    python = platform.python_version()
-    return f"{model}, {os.cpu_count()} cores, load {load}, Python {python}, SQLite {sqlite3.sqlite_version}"
 
 
 if __name__ == "__main__":
