@@ -28,6 +28,7 @@ from services.shared.names import is_id
 from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
+from services.shared.rpc.service import first_ended
 from services.shared.trust import TrustError, TrustStore
 
 log = structlog.get_logger()
@@ -166,11 +167,11 @@ class ExecutorService:
             asyncio.create_task(self._registry.failed()),
             asyncio.create_task(self._device_failed()),
         }
-        done, pending = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending - {self._reporting}:
-            task.cancel()
-        if self._reporting in done and not self._reporting.cancelled():
-            log.error("reporting has ended", exc_info=self._reporting.exception())
+        try:
+            await first_ended(watched)
+        finally:
+            for task in watched - {self._reporting}:
+                task.cancel()
 
     async def _device_failed(self) -> None:
         while self._device is None or not self._device.engine.state().failed:

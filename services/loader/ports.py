@@ -57,6 +57,9 @@ class RegistryPort(Protocol):
     def follow(self, on_gone: Callable[[list[RevisionItem]], None]) -> None:
         """Begins to follow the catalog; `on_gone` hears of revisions that may serve no longer."""
 
+    async def failed(self) -> None:
+        """Returns when the catalog is no longer followed, which only a bug can do."""
+
     async def item(self, revision_id: str) -> RevisionItem | None:
         """Returns a revision's catalog item, not older than this call unless it is ACTIVE; None if there is none."""
 

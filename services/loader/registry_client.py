@@ -48,6 +48,9 @@ class RegistryClient:
         )
         self._catalog.start()
 
+    async def failed(self) -> None:
+        await self._following.failed()
+
     async def item(self, revision_id: str) -> RevisionItem | None:
         catalog = self._following
         found = catalog.view.revisions.get(revision_id)

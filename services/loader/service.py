@@ -30,6 +30,7 @@ from services.shared.names import is_id
 from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
+from services.shared.rpc.service import first_ended
 from services.shared.trust import TrustError, TrustStore
 
 log = structlog.get_logger()
@@ -119,7 +120,8 @@ class LoaderService:
         self._registry.follow(self.host.gone)
         if not await self._prepare_store():
             self._tasks.append(asyncio.create_task(self._prepare_store_later()))
-        self._tasks.append(asyncio.create_task(self._expire_leases()))
+        self._expiring = asyncio.create_task(self._expire_leases(), name="leases")
+        self._tasks.append(self._expiring)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -136,8 +138,12 @@ class LoaderService:
         await self._registry.close()
 
     async def failed(self) -> None:
-        """Never returns: what can fail here is tried again."""
-        await asyncio.Event().wait()
+        """Returns when the catalog is no longer followed, or leases are no longer taken back, by a fault."""
+        following = asyncio.create_task(self._registry.failed(), name="catalog")
+        try:
+            await first_ended([self._expiring, following])
+        finally:
+            following.cancel()
 
     async def _prepare_store(self) -> bool:
         try:

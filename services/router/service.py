@@ -31,6 +31,7 @@ from services.shared.paging import PageTokens
 from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
+from services.shared.rpc.service import first_ended
 from services.shared.sampling import MAX_ANSWERS
 from services.shared.trust import TrustError, TrustStore
 
@@ -133,9 +134,7 @@ class RouterService:
         """
         catalog = asyncio.create_task(self._catalog.failed())
         tasks = {*self._fleet.tasks, *self._bases.tasks, *self._admission.tasks, catalog}
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {catalog}:
-            log.error("background task ended", exc_info=None if task.cancelled() else task.exception())
+        await first_ended(tasks)
 
     async def _serve_when_synced(self) -> None:
         while not await self._catalog.wait_synced(SYNC_LOG_S):

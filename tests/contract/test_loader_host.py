@@ -197,6 +197,19 @@ async def test_revoked_revision_leaves_with_its_last_lease(rig: Rig) -> None:
     assert len((await rig.inventory()).entries) == 0
 
 
+async def test_a_loader_that_hears_of_no_revocation_any_more_does_not_look_alive(rig: Rig) -> None:
+    bundle = await rig.admit(seed=8)
+
+    def broken(items: object) -> None:
+        raise KeyError("a bug")
+
+    rig.service._registry._catalog._on_gone = broken
+    failed = asyncio.create_task(rig.service.failed())
+    await asyncio.sleep(0)
+    await rig.registry.move(bundle.revision_id, State.STATE_REVOKED)
+    await asyncio.wait_for(failed, 10)
+
+
 async def test_revocation_during_the_load_wins(rig: Rig) -> None:
     bundle = await rig.admit(seed=9)
     store = SlowStore(rig)

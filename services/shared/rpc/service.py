@@ -7,8 +7,8 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -31,6 +31,18 @@ class Service(Protocol):
 
     async def failed(self) -> None:
         """Returns when the service cannot go on; never returns otherwise."""
+
+
+async def first_ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Returns when one of the tasks has ended, which only a bug can make them do, and says which and why.
+
+    What a service relies on in the background must not stop unnoticed: a peer that hears of no revocation any more, or
+    that no longer takes leases back, must not look alive.
+    """
+    done, _ = await asyncio.wait(set(tasks), return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        why = None if task.cancelled() else task.exception()
+        log.error("background task ended", task=task.get_name(), exc_info=why)
 
 
 def main(name: str, config_type: type[C], build: Callable[[C], Awaitable[Service]]) -> int:
