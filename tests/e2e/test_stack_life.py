@@ -50,9 +50,9 @@ def test_logs_are_json_and_hold_no_secret(stack: Stack) -> None:
 
 def test_two_stacks_run_side_by_side_and_two_executors_in_one(stack: Stack, tmp_path: Path, tiny: str) -> None:
     with running(tmp_path / "other", "--base", tiny, "--executors", "2") as other:
-        other.ok("tenant", "create", "hooli")
-        assert {row["tenant"] for row in other.ok("tenant", "list")} == {"hooli"}
-        assert "hooli" not in {row["tenant"] for row in stack.ok("tenant", "list")}
+        other.ok("tenant", "create", "elsewhere")
+        assert {row["tenant"] for row in other.ok("tenant", "list")} == {"elsewhere"}
+        assert "elsewhere" not in {row["tenant"] for row in stack.ok("tenant", "list")}
         assert {row["executor"] for row in other.ok("residency")} == {"tiny-0", "tiny-1"}
         assert stack.ok("dev", "status")["running"] is True
     assert stack.ok("dev", "status")["running"] is True
