@@ -24,8 +24,9 @@ from loraport.cli.views import (
 
 app = typer.Typer(help="Adapters and their revisions.", no_args_is_help=True)
 
+# Not judged by the parser: what cannot be read is a refusal like any other, with the same exit code.
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Holds adapter_config.json and adapter_model.safetensors.")
+    Path, typer.Argument(metavar="DIR", readable=False, help="Holds adapter_config.json and adapter_model.safetensors.")
 ]
 Name = Annotated[str, typer.Argument(metavar="ADAPTER", help="NAME with --tenant, TENANT/NAME[@vN], or sha256:…")]
 Version = Annotated[int | None, typer.Option("--version", help="The publisher's number.", min=1)]
@@ -45,7 +46,7 @@ Notes = Annotated[str, typer.Option("--notes", help="Free text for the manifest.
 @app.command("verify")
 def verify(
     directory: Directory,
-    base: Annotated[Path, typer.Option("--base", help="Directory of the base model.")],
+    base: Annotated[Path, typer.Option("--base", readable=False, help="Directory of the base model.")],
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose it would be; part of the id.")] = "local",
     data: Annotated[Path, typer.Option(hidden=True, help="Not needed here; taken as everywhere.")] = DEFAULT_DATA,
     as_json: Json = False,

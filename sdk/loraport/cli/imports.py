@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 def import_adapter(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Your copy of the same two files: what is signed is derived from it.")
+        Path,
+        typer.Argument(
+            metavar="DIR", readable=False, help="Your copy of the same two files: what is signed is derived from it."
+        ),
     ],
     tenant: Tenant,
     name: NewName,

@@ -136,7 +136,8 @@ def create_signer(
     tenant: Tenant,
     name: Annotated[str, typer.Argument(help="Id of the signer.")] = "default",
     public_key: Annotated[
-        Path | None, typer.Option(help="Trust this Ed25519 public key (PEM) instead of making a key pair.")
+        Path | None,
+        typer.Option(readable=False, help="Trust this Ed25519 public key (PEM) instead of making a key pair."),
     ] = None,
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
