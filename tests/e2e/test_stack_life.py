@@ -1,6 +1,7 @@
 """A local stack comes up, says what it does, and goes, whatever happens to it."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Stack, environment, free_port_base, running, wait_until
+from tests.e2e.harness import Stack, add_tenant, environment, free_port_base, running, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -46,6 +47,23 @@ def test_logs_are_json_and_hold_no_secret(stack: Stack) -> None:
     for log in (stack.data / "logs").iterdir():
         text = log.read_text()
         assert not [secret for secret in secrets if secret in text], log.name
+
+
+def test_two_bases_have_an_executor_each_and_their_own_adapters(tmp_path: Path, world_dir: Path) -> None:
+    first, second = world_dir / "bases" / "tiny", tmp_path / "second"
+    shutil.copytree(first, second)
+    config = json.loads((second / "config.json").read_text())
+    (second / "config.json").write_text(json.dumps(config | {"rms_norm_eps": config["rms_norm_eps"] * 10}))
+    bases = ("--base", f"one={first}", "--base", f"two={second}")
+    with running(tmp_path / "data", *bases, "--dtype", "bfloat16") as fleet:
+        add_tenant(fleet, "acme")
+        made = {}
+        for base in ("one", "two"):
+            named = ("--tenant", "acme", "--name", f"on-{base}", "--base", base, "--approve", "--alias", "prod")
+            made[base] = fleet.ok("adapter", "register", str(world_dir / "bundles" / "alpha_8"), *named)["revision_id"]
+            answer = fleet.ok("generate", "a", "--tenant", "acme", "--adapter", f"on-{base}", "--max-tokens", "2")
+            assert (answer["executor"], answer["revision_id"]) == (f"{base}-0", made[base])
+        assert made["one"] != made["two"], "the same bytes on another base are another revision"
 
 
 def test_two_stacks_run_side_by_side_and_two_executors_in_one(stack: Stack, tmp_path: Path, tiny: str) -> None:
