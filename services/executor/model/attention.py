@@ -9,7 +9,7 @@ the layers repeat it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -59,14 +59,41 @@ class AttentionSpan:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Spans computed together. `rows` int64 [spans * count]; `table` int64 [spans * blocks]; `mask` bool
-    [spans or 1, 1, queries, keys], None for plain causal prefill without context."""
+    """Spans computed together. `rows` int64 [spans * count]; `table` int64 [spans * blocks], None for prefill without
+    context; `last` int64 [spans or 1, count], each query's position, so the last key that it sees; `keys` positions."""
 
     rows: torch.Tensor
     spans: int
     count: int
     table: torch.Tensor | None
-    mask: torch.Tensor | None
+    last: torch.Tensor
+    keys: int
+    fold: int
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def is_plain(self, window: int | None) -> bool:
+        """Says whether the queries and keys of this step alone, plainly causal, are all that counts."""
+        return self.table is None and (window is None or window >= self.count)
+
+    def mask(self, window: int | None) -> torch.Tensor:
+        """Return which keys are seen, bool [spans or 1, 1, count * fold, keys]; made once per step."""
+        mask = self.masks.get(window)
+        if mask is None:
+            key, last = torch.arange(self.keys)[None, None, :], self.last[:, :, None]
+            seen = key <= last
+            if window is not None:
+                seen &= key > last - window
+            mask = self.masks[window] = seen.repeat_interleave(self.fold, dim=1).unsqueeze(1)
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A layer's own attention: see `AttentionBatch.attend`."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
 
 
 class AttentionBatch:
@@ -80,40 +107,61 @@ class AttentionBatch:
         self._groups = [_make_group(group, cache.block_size, self._fold) for group in _group(spans)]
         self._whole = len(self._groups) == 1 and _is_range(self._groups[0].rows, len(self._slots))
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+        scale: float, window: int | None = None, softcap: float | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Write k and v to the cache and return the attention output.
 
-        Semantics: out[t] = softmax(scale * q[t] · K) V over all positions up to t of t's own request.
+        Semantics: out[t] = softmax(cap(scale * q[t] · K)) V over the positions up to t of t's own request, of which
+            `window` keeps the last so many, t included; cap(s) = softcap * tanh(s / softcap), s itself without softcap.
         Shapes: q [rows, q_heads, head_dim]; k, v [rows, kv_heads, head_dim]; returns [rows, q_heads * head_dim].
         """
         keys, values = self._cache.k[layer], self._cache.v[layer]
         head_dim = q.shape[2]
         keys.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, k)
         values.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, v)
+        rule = _Rule(scale, window, softcap)
         if self._whole:
-            return self._attend_group(self._groups[0], q, k, v, keys, values, scale)
+            return self._attend_group(self._groups[0], q, k, v, keys, values, rule)
         out = q.new_empty(q.shape[0], q.shape[1] * head_dim)
         for group in self._groups:
             mine = group.rows
             some = [t.index_select(0, mine) for t in (q, k, v)]
-            out.index_copy_(0, mine, self._attend_group(group, some[0], some[1], some[2], keys, values, scale))
+            out.index_copy_(0, mine, self._attend_group(group, some[0], some[1], some[2], keys, values, rule))
         return out
 
     def _attend_group(
         self, group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-        keys: torch.Tensor, values: torch.Tensor, scale: float,
+        keys: torch.Tensor, values: torch.Tensor, rule: _Rule,
     ) -> torch.Tensor:  # fmt: skip
         head_dim, n, count, heads = q.shape[2], group.spans, group.count, self._kv_heads
-        if group.table is None:
+        if group.is_plain(rule.window) and rule.softcap is None:
             qs, ks, vs = (t.view(n, count, -1, head_dim).transpose(1, 2) for t in (q, k, v))
-            out = scaled_dot_product_attention(qs, ks, vs, is_causal=True, scale=scale, enable_gqa=self._fold > 1)
+            out = scaled_dot_product_attention(qs, ks, vs, is_causal=True, scale=rule.scale, enable_gqa=self._fold > 1)
             return out.transpose(1, 2).reshape(n * count, -1)
-        ks = keys.index_select(0, group.table).view(n, -1, heads, head_dim).transpose(1, 2)
-        vs = values.index_select(0, group.table).view(n, -1, heads, head_dim).transpose(1, 2)
+        if group.table is None:
+            ks, vs = (t.reshape(n, count, heads, head_dim).transpose(1, 2) for t in (k, v))
+        else:
+            ks = keys.index_select(0, group.table).view(n, -1, heads, head_dim).transpose(1, 2)
+            vs = values.index_select(0, group.table).view(n, -1, heads, head_dim).transpose(1, 2)
         # The heads that share a key head become more queries of it: no key is repeated in memory.
         qs = q.view(n, count, heads, self._fold, head_dim).permute(0, 2, 1, 3, 4).reshape(n, heads, -1, head_dim)
-        out = scaled_dot_product_attention(qs, ks, vs, attn_mask=group.mask, scale=scale)
+        mask = group.mask(rule.window)
+        if rule.softcap is None:
+            out = scaled_dot_product_attention(qs, ks, vs, attn_mask=mask, scale=rule.scale)
+        else:
+            out = _capped_attention(qs, ks, vs, mask=mask, scale=rule.scale, softcap=rule.softcap)
         return out.view(n, heads, count, self._fold, head_dim).permute(0, 2, 1, 3, 4).reshape(n * count, -1)
+
+
+def _capped_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.Tensor, scale: float, softcap: float
+) -> torch.Tensor:
+    """Attention whose scores are capped before the mask; the fused kernels have no such step. Softmax in float32."""
+    scores = torch.tanh(q @ k.transpose(2, 3) * (scale / softcap)) * softcap
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1, dtype=torch.float32).to(q.dtype)
+    return weights @ v
 
 
 def _slots(spans: Sequence[AttentionSpan], block_size: int) -> torch.Tensor:
@@ -154,16 +202,13 @@ def _bucket(blocks: int) -> int:
 def _make_group(spans: Sequence[AttentionSpan], block_size: int, fold: int) -> _Group:
     count = spans[0].count
     rows = torch.cat([torch.arange(span.row, span.row + count) for span in spans])
-    if count > 1 and spans[0].start == 0:
-        return _Group(rows, len(spans), count, None, None)
-    width = max(len(span.blocks) for span in spans)
-    table = torch.tensor([list(s.blocks) + [NULL_BLOCK] * (width - len(s.blocks)) for s in spans]).view(-1)
-    key_position = torch.arange(width * block_size)
     starts = torch.tensor([span.start for span in spans])
     last = starts[:, None] + torch.arange(count)[None, :]
-    mask = key_position[None, None, :] <= last[:, :, None]
-    mask = mask.repeat_interleave(fold, dim=1).unsqueeze(1)
-    return _Group(rows, len(spans), count, table, mask)
+    if count > 1 and spans[0].start == 0:
+        return _Group(rows, len(spans), count, None, last[:1], count, fold)
+    width = max(len(span.blocks) for span in spans)
+    table = torch.tensor([list(s.blocks) + [NULL_BLOCK] * (width - len(s.blocks)) for s in spans]).view(-1)
+    return _Group(rows, len(spans), count, table, last, width * block_size, fold)
 
 
 def _is_range(rows: torch.Tensor, length: int) -> bool:
