@@ -217,12 +217,13 @@ class Filler:
         self._log(Kind.VERIFIED, name, _digest(verification))
         self._epoch += EPOCHS_PER_REVISION
         record = self._registry.seal(self._record_type, self._record.fill(**values, sequence=self._epoch))
-        self._log(Kind.RECORD, name, _digest(record))
+        leaf = self._log(Kind.RECORD, name, _digest(record))
         stored = {
             "revision_id": revision_id,
             "weights_digest": "sha256:" + values["weights"],
             "manifest_digest": _digest(manifest),
             "record_envelope": record,
+            "record_leaf": leaf,
             "epoch": self._epoch,
         }
         self._add("revisions", row | stored)
@@ -244,7 +245,7 @@ class Filler:
         self._epoch += 1
         return self._epoch
 
-    def _log(self, kind: Kind, resource: str, digest: str) -> None:
+    def _log(self, kind: Kind, resource: str, digest: str) -> int:
         size, previous = self._size, self._newest[0].hex()
         body = self._leaf.fill(index=size, kind=kind, resource=resource, digest=digest, previous=previous)
         left = [self._newest[level] for level, _ in merkle.merged(size)]
@@ -253,6 +254,7 @@ class Filler:
             self._add("log_nodes", {"level": level, "node_index": index, "hash": value})
             self._newest[level] = value
         self._size += 1
+        return size
 
     def _event(self, method: str, tenant: str, resource: str) -> None:
         row = self._sample.rows["audit_events"]

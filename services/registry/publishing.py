@@ -234,6 +234,7 @@ def _new_row(manifest: Manifest, base: BaseRow, manifest_digest: str, *, now_us:
         reasons=(),
         warnings=(),
         record_envelope=b"",
+        record_leaf=0,
         create_us=now_us,
         update_us=now_us,
         epoch=0,

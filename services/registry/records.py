@@ -88,7 +88,8 @@ class RevisionRow:
     """A revision.
 
     `current` is true for the newest announcement of its content: one row per revision id. `config_digest` goes into
-    upload sessions, `manifest_digest` tells whether an announcement is the same one.
+    upload sessions, `manifest_digest` tells whether an announcement is the same one. `record_leaf` is the index of the
+    record's leaf in the log, 0 without a record.
     """
 
     adapter_id: int
@@ -109,6 +110,7 @@ class RevisionRow:
     reasons: Findings
     warnings: Findings
     record_envelope: bytes
+    record_leaf: int
     create_us: int
     update_us: int
     epoch: int

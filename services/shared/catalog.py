@@ -41,7 +41,10 @@ class BaseItem:
 
 @dataclass(frozen=True, slots=True)
 class RevisionItem:
-    """A revision. `state` is PENDING, VERIFIED, ACTIVE, QUARANTINED or REVOKED."""
+    """A revision. `state` is PENDING, VERIFIED, ACTIVE, QUARANTINED or REVOKED.
+
+    `record_leaf` is where the registry says that the record is in its log; 0 is never a record's.
+    """
 
     revision_id: str
     tenant: str
@@ -54,6 +57,7 @@ class RevisionItem:
     max_rank: int
     record_envelope: bytes
     shared_tenants: frozenset[str]
+    record_leaf: int = 0
 
 
 @dataclass(frozen=True, slots=True)

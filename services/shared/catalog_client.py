@@ -41,6 +41,7 @@ def from_proto(item: pb.CatalogItem) -> Item | None:
                 max_rank=revision.max_rank,
                 record_envelope=revision.record_envelope,
                 shared_tenants=frozenset(revision.shared_tenants),
+                record_leaf=revision.record_leaf,
             )
         case "alias":
             alias = item.alias

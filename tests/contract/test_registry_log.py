@@ -135,7 +135,7 @@ async def test_proofs_of_a_serving_registry_verify(rig: Rig) -> None:
         proof = await rig.log().GetInclusionProof(pb.GetInclusionProofRequest(leaf_index=leaf.index), timeout=TIMEOUT)
         assert (proof.leaf_index, proof.tree_size) == (leaf.index, size)
         hashed = merkle.leaf_hash(leaf.body())
-        assert proof.leaf_hash == hashed
+        assert (proof.leaf_hash, proof.body) == (hashed, leaf.body())
         assert merkle.verify_inclusion(hashed, leaf.index, size, list(proof.hashes), roots[size])
     for old, old_root in roots.items():
         for new, new_root in roots.items():

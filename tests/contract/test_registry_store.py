@@ -12,7 +12,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import event, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from loraport.bundle.digest import sha256_digest
 from loraport.log import merkle
+from loraport.log.leaf import parse_leaf
 from loraport.registry.v1 import adapter_service_pb2 as pb
 from loraport.registry.v1 import tenant_service_pb2 as tenant_pb
 from services.registry.store import accounts, feed, log
@@ -91,6 +93,30 @@ def test_the_log_is_read_by_its_indexes(database: Database) -> None:
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", tuple(values.values())).all()
             assert not any("SCAN" in row[3] for row in plan), plan
         assert "ix_log_leaves_revocation" in plan[0][3]
+
+
+async def test_a_revision_knows_the_leaf_of_its_record_also_from_before_it_did(rig: Rig, url: str) -> None:
+    for version in (1, 2):
+        await rig.active("acme", "pirate", version, f"c{version}")
+    await rig.register("acme", manifest("acme", "pirate", 3))
+    database = Database(url)
+    told = select(revisions.c.version, revisions.c.record_leaf, revisions.c.record_envelope)
+
+    def check() -> None:
+        with database.read() as connection:
+            rows = connection.execute(told.order_by(revisions.c.version)).all()
+            for _, leaf, record in rows[:2]:
+                said = parse_leaf(log.leaf_body(connection, leaf))
+                assert (said.kind, said.digest) == (log.Kind.RECORD, sha256_digest(record))
+            assert (rows[0][1] < rows[1][1], rows[2][1]) == (True, 0)
+
+    check()
+    with database.exclusive() as connection:
+        connection.execute(text("ALTER TABLE revisions DROP COLUMN record_leaf"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
+    upgrade(database, to="0004")
+    check()
+    database.close()
 
 
 def test_migrations_run_once_whoever_comes_first(url: str) -> None:

@@ -191,5 +191,6 @@ def _catalog_revision(item: RevisionItem) -> catalog_pb.CatalogRevision:
         size_bytes=item.size_bytes,
         max_rank=item.max_rank,
         record_envelope=item.record_envelope,
+        record_leaf=item.record_leaf,
         shared_tenants=sorted(item.shared_tenants),
     )

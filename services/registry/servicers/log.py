@@ -36,8 +36,11 @@ class LogServicer(stubs.LogServiceServicer):
 
     async def GetInclusionProof(self, request: pb.GetInclusionProofRequest, context: Any) -> pb.InclusionProof:
         size = await self._size(request.tree_size)
-        leaf, proof = await self._desk.read(lambda view: log.inclusion_proof(view, request.leaf_index, size))
-        return pb.InclusionProof(leaf_index=request.leaf_index, tree_size=size, leaf_hash=leaf, hashes=proof)
+        index = request.leaf_index
+        (leaf, proof), body = await self._desk.read(
+            lambda view: (log.inclusion_proof(view, index, size), log.leaf_body(view, index))
+        )
+        return pb.InclusionProof(leaf_index=index, tree_size=size, leaf_hash=leaf, hashes=proof, body=body)
 
     async def GetConsistencyProof(self, request: pb.GetConsistencyProofRequest, context: Any) -> pb.ConsistencyProof:
         old, new = request.old_tree_size, await self._size(request.new_tree_size)

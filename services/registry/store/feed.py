@@ -39,10 +39,10 @@ def _base(row: Row[Any]) -> Item:
 
 def _revision(row: Row[Any]) -> Item:
     # By position: there are many, and by name they took twice as long.
-    revision_id, tenant, adapter, version, state, base_model, weights, size, rank, record, shared, *_ = row
+    revision_id, tenant, adapter, version, state, base_model, weights, size, rank, record, leaf, shared, *_ = row
     who = frozenset(shared) if shared else _NOBODY
     return RevisionItem(
-        revision_id, tenant, adapter, version, state, base_model, weights, size, rank, bytes(record), who
+        revision_id, tenant, adapter, version, state, base_model, weights, size, rank, bytes(record), who, leaf
     )
 
 
@@ -50,13 +50,13 @@ def _alias(row: Row[Any]) -> Item:
     return AliasItem(row.tenant, row.adapter, row.alias, "" if row.removed else row.revision_id)
 
 
-# In the order of RevisionItem's fields; then what paging and changes go by.
+# As `_revision` takes them; then what paging and changes go by.
 _REVISION_COLUMNS = [
     *(
         revisions.c[name]
         for name in (
             "revision_id", "tenant", "adapter", "version", "state", "base_model", "weights_digest", "size_bytes",
-            "max_rank", "record_envelope",
+            "max_rank", "record_envelope", "record_leaf",
         )
     ),
     adapters.c.shared_tenants,

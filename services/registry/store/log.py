@@ -23,6 +23,7 @@ _NEWEST = select(func.max(log_leaves.c.leaf_index))
 # The bare column, as the partial index has it; SQLite does not see that "= 1" means the same.
 _NEWEST_REVOCATION = _NEWEST.where(text("revocation"))
 _ADD_LEAF, _ADD_NODES = insert(log_leaves), insert(log_nodes)
+_BODY = select(log_leaves.c.body).where(log_leaves.c.leaf_index == bindparam("index"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,11 @@ def inclusion_proof(connection: Connection, index: int, size: int) -> tuple[byte
         raise LoraportError("INVALID_REQUEST", f"leaf_index must be in [0, {size})", subject="leaf_index")
     leaf, *proof = _hashes(connection, [(index, index + 1), *merkle.inclusion_ranges(index, size)])
     return leaf, proof
+
+
+def leaf_body(connection: Connection, index: int) -> bytes:
+    """Returns the canonical JSON of a leaf, which must be there."""
+    return bytes(connection.execute(_BODY, {"index": index}).scalar_one())
 
 
 def consistency_proof(connection: Connection, old: int, new: int) -> list[bytes]:

@@ -87,6 +87,7 @@ def move(
 
     `evidence` is the signed envelope that says so: the loader's, or the registry's record, which is kept in the row.
     """
+    leaf = _log(transaction, row, _KINDS[to.state], evidence, now_us=now_us)
     values: dict[str, Any] = {
         "state": str(to.state),
         "reasons": _json(to.reasons),
@@ -94,10 +95,8 @@ def move(
         "update_us": now_us,
     }
     if to.state is State.ACTIVE and evidence is not None:
-        values["record_envelope"] = evidence
-    moved = _update(transaction, row, values)
-    _log(transaction, moved, _KINDS[to.state], evidence, now_us=now_us)
-    return moved
+        values |= {"record_envelope": evidence, "record_leaf": leaf}
+    return _update(transaction, row, values)
 
 
 def keep_verification(transaction: Transaction, row: RevisionRow, envelope: bytes) -> None:
@@ -121,9 +120,9 @@ _KINDS = {
 }
 
 
-def _log(transaction: Transaction, row: RevisionRow, kind: Kind, evidence: bytes | None, *, now_us: int) -> None:
+def _log(transaction: Transaction, row: RevisionRow, kind: Kind, evidence: bytes | None, *, now_us: int) -> int:
     digest = row.revision_id if evidence is None else sha256_digest(evidence)
-    log.append(transaction, kind, resource=row.name, digest=digest, now_us=now_us)
+    return log.append(transaction, kind, resource=row.name, digest=digest, now_us=now_us)
 
 
 def _json(findings: Findings) -> list[list[str]]:

@@ -125,6 +125,7 @@ revisions = Table(
     Column("update_us", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False, index=True),
     Column("record_envelope", LargeBinary, nullable=False),
+    Column("record_leaf", BigInteger, nullable=False),
     # The invariant of services.registry.catalog: one current row per content.
     Index(
         "uq_revisions_current",

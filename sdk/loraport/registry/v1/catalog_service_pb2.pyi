@@ -77,7 +77,7 @@ class CatalogBaseModel(_message.Message):
     def __init__(self, base_model: _Optional[str] = ..., base_id: _Optional[str] = ...) -> None: ...
 
 class CatalogRevision(_message.Message):
-    __slots__ = ("revision_id", "tenant", "adapter", "version", "state", "base_model", "weights_digest", "size_bytes", "max_rank", "record_envelope", "shared_tenants")
+    __slots__ = ("revision_id", "tenant", "adapter", "version", "state", "base_model", "weights_digest", "size_bytes", "max_rank", "record_envelope", "shared_tenants", "record_leaf")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class CatalogRevision(_message.Message):
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     RECORD_ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     SHARED_TENANTS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_LEAF_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     tenant: str
     adapter: str
@@ -100,7 +101,8 @@ class CatalogRevision(_message.Message):
     max_rank: int
     record_envelope: bytes
     shared_tenants: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, revision_id: _Optional[str] = ..., tenant: _Optional[str] = ..., adapter: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[_Union[_adapter_service_pb2.Revision.State, str]] = ..., base_model: _Optional[str] = ..., weights_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., record_envelope: _Optional[bytes] = ..., shared_tenants: _Optional[_Iterable[str]] = ...) -> None: ...
+    record_leaf: int
+    def __init__(self, revision_id: _Optional[str] = ..., tenant: _Optional[str] = ..., adapter: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[_Union[_adapter_service_pb2.Revision.State, str]] = ..., base_model: _Optional[str] = ..., weights_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., record_envelope: _Optional[bytes] = ..., shared_tenants: _Optional[_Iterable[str]] = ..., record_leaf: _Optional[int] = ...) -> None: ...
 
 class CatalogAlias(_message.Message):
     __slots__ = ("tenant", "adapter", "alias", "revision_id")

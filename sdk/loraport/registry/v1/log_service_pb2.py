@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&loraport/registry/v1/log_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetCheckpointRequest\"\xa6\x01\n\nCheckpoint\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12\x11\n\ttree_size\x18\x02 \x01(\x03\x12\x11\n\troot_hash\x18\x03 \x01(\x0c\x12\x15\n\rcatalog_epoch\x18\x04 \x01(\x03\x12\x18\n\x10revocation_epoch\x18\x05 \x01(\x03\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"A\n\x18GetInclusionProofRequest\x12\x12\n\nleaf_index\x18\x01 \x01(\x03\x12\x11\n\ttree_size\x18\x02 \x01(\x03\"Z\n\x0eInclusionProof\x12\x12\n\nleaf_index\x18\x01 \x01(\x03\x12\x11\n\ttree_size\x18\x02 \x01(\x03\x12\x11\n\tleaf_hash\x18\x03 \x01(\x0c\x12\x0e\n\x06hashes\x18\x04 \x03(\x0c\"J\n\x1aGetConsistencyProofRequest\x12\x15\n\rold_tree_size\x18\x01 \x01(\x03\x12\x15\n\rnew_tree_size\x18\x02 \x01(\x03\"P\n\x10\x43onsistencyProof\x12\x15\n\rold_tree_size\x18\x01 \x01(\x03\x12\x15\n\rnew_tree_size\x18\x02 \x01(\x03\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"O\n\x11ListLeavesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x13\n\x0bstart_index\x18\x03 \x01(\x03\"Y\n\x12ListLeavesResponse\x12*\n\x06leaves\x18\x01 \x03(\x0b\x32\x1a.loraport.registry.v1.Leaf\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x04Leaf\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x32\xa8\x03\n\nLogService\x12]\n\rGetCheckpoint\x12*.loraport.registry.v1.GetCheckpointRequest\x1a .loraport.registry.v1.Checkpoint\x12i\n\x11GetInclusionProof\x12..loraport.registry.v1.GetInclusionProofRequest\x1a$.loraport.registry.v1.InclusionProof\x12o\n\x13GetConsistencyProof\x12\x30.loraport.registry.v1.GetConsistencyProofRequest\x1a&.loraport.registry.v1.ConsistencyProof\x12_\n\nListLeaves\x12\'.loraport.registry.v1.ListLeavesRequest\x1a(.loraport.registry.v1.ListLeavesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&loraport/registry/v1/log_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetCheckpointRequest\"\xa6\x01\n\nCheckpoint\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12\x11\n\ttree_size\x18\x02 \x01(\x03\x12\x11\n\troot_hash\x18\x03 \x01(\x0c\x12\x15\n\rcatalog_epoch\x18\x04 \x01(\x03\x12\x18\n\x10revocation_epoch\x18\x05 \x01(\x03\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"A\n\x18GetInclusionProofRequest\x12\x12\n\nleaf_index\x18\x01 \x01(\x03\x12\x11\n\ttree_size\x18\x02 \x01(\x03\"h\n\x0eInclusionProof\x12\x12\n\nleaf_index\x18\x01 \x01(\x03\x12\x11\n\ttree_size\x18\x02 \x01(\x03\x12\x11\n\tleaf_hash\x18\x03 \x01(\x0c\x12\x0e\n\x06hashes\x18\x04 \x03(\x0c\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\"J\n\x1aGetConsistencyProofRequest\x12\x15\n\rold_tree_size\x18\x01 \x01(\x03\x12\x15\n\rnew_tree_size\x18\x02 \x01(\x03\"P\n\x10\x43onsistencyProof\x12\x15\n\rold_tree_size\x18\x01 \x01(\x03\x12\x15\n\rnew_tree_size\x18\x02 \x01(\x03\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"O\n\x11ListLeavesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x13\n\x0bstart_index\x18\x03 \x01(\x03\"Y\n\x12ListLeavesResponse\x12*\n\x06leaves\x18\x01 \x03(\x0b\x32\x1a.loraport.registry.v1.Leaf\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x04Leaf\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x32\xa8\x03\n\nLogService\x12]\n\rGetCheckpoint\x12*.loraport.registry.v1.GetCheckpointRequest\x1a .loraport.registry.v1.Checkpoint\x12i\n\x11GetInclusionProof\x12..loraport.registry.v1.GetInclusionProofRequest\x1a$.loraport.registry.v1.InclusionProof\x12o\n\x13GetConsistencyProof\x12\x30.loraport.registry.v1.GetConsistencyProofRequest\x1a&.loraport.registry.v1.ConsistencyProof\x12_\n\nListLeaves\x12\'.loraport.registry.v1.ListLeavesRequest\x1a(.loraport.registry.v1.ListLeavesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,17 +39,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETINCLUSIONPROOFREQUEST']._serialized_start=290
   _globals['_GETINCLUSIONPROOFREQUEST']._serialized_end=355
   _globals['_INCLUSIONPROOF']._serialized_start=357
-  _globals['_INCLUSIONPROOF']._serialized_end=447
-  _globals['_GETCONSISTENCYPROOFREQUEST']._serialized_start=449
-  _globals['_GETCONSISTENCYPROOFREQUEST']._serialized_end=523
-  _globals['_CONSISTENCYPROOF']._serialized_start=525
-  _globals['_CONSISTENCYPROOF']._serialized_end=605
-  _globals['_LISTLEAVESREQUEST']._serialized_start=607
-  _globals['_LISTLEAVESREQUEST']._serialized_end=686
-  _globals['_LISTLEAVESRESPONSE']._serialized_start=688
-  _globals['_LISTLEAVESRESPONSE']._serialized_end=777
-  _globals['_LEAF']._serialized_start=779
-  _globals['_LEAF']._serialized_end=814
-  _globals['_LOGSERVICE']._serialized_start=817
-  _globals['_LOGSERVICE']._serialized_end=1241
+  _globals['_INCLUSIONPROOF']._serialized_end=461
+  _globals['_GETCONSISTENCYPROOFREQUEST']._serialized_start=463
+  _globals['_GETCONSISTENCYPROOFREQUEST']._serialized_end=537
+  _globals['_CONSISTENCYPROOF']._serialized_start=539
+  _globals['_CONSISTENCYPROOF']._serialized_end=619
+  _globals['_LISTLEAVESREQUEST']._serialized_start=621
+  _globals['_LISTLEAVESREQUEST']._serialized_end=700
+  _globals['_LISTLEAVESRESPONSE']._serialized_start=702
+  _globals['_LISTLEAVESRESPONSE']._serialized_end=791
+  _globals['_LEAF']._serialized_start=793
+  _globals['_LEAF']._serialized_end=828
+  _globals['_LOGSERVICE']._serialized_start=831
+  _globals['_LOGSERVICE']._serialized_end=1255
 # @@protoc_insertion_point(module_scope)

@@ -38,16 +38,18 @@ class GetInclusionProofRequest(_message.Message):
     def __init__(self, leaf_index: _Optional[int] = ..., tree_size: _Optional[int] = ...) -> None: ...
 
 class InclusionProof(_message.Message):
-    __slots__ = ("leaf_index", "tree_size", "leaf_hash", "hashes")
+    __slots__ = ("leaf_index", "tree_size", "leaf_hash", "hashes", "body")
     LEAF_INDEX_FIELD_NUMBER: _ClassVar[int]
     TREE_SIZE_FIELD_NUMBER: _ClassVar[int]
     LEAF_HASH_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
     leaf_index: int
     tree_size: int
     leaf_hash: bytes
     hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, leaf_index: _Optional[int] = ..., tree_size: _Optional[int] = ..., leaf_hash: _Optional[bytes] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    body: bytes
+    def __init__(self, leaf_index: _Optional[int] = ..., tree_size: _Optional[int] = ..., leaf_hash: _Optional[bytes] = ..., hashes: _Optional[_Iterable[bytes]] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class GetConsistencyProofRequest(_message.Message):
     __slots__ = ("old_tree_size", "new_tree_size")
