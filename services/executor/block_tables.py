@@ -33,7 +33,7 @@ class BlockTables:
 
         At least one token stays to be computed.
         """
-        count = (request.length - 1) // self.pool.block_size
+        count = request.skippable // self.pool.block_size
         self._name(request, count)
         request.blocks = self.pool.match(request.chain[:count])
         self.pool.acquire(request.blocks)

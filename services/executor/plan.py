@@ -33,7 +33,8 @@ class Row:
 
     Computes positions [start, start + len(tokens)). `blocks` is the block table covering [0, start + len(tokens)).
     With `sample` the last position's logits give a token; `generated` counts the outputs before it.
-    `history` is (prompt, output) where penalties need it, else None.
+    `history` is (prompt, output) where penalties need it, else None. `targets` are the tokens to be scored, each by the
+    position before it: they belong to the last len(targets) positions of the row; `top` alternatives go with each.
     """
 
     request_id: str
@@ -45,6 +46,8 @@ class Row:
     sampling: Sampling
     generated: int
     history: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    targets: tuple[int, ...] = ()
+    top: int = 0
 
     @property
     def end(self) -> int:
@@ -71,12 +74,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
-    """Exactly one of `token` and `failure` is set for a sampling row; both are None otherwise."""
+    """Exactly one of `token` and `failure` is set for a sampling row; both are None otherwise, but a row with
+    targets may fail. `scores` is parallel to the row's targets."""
 
     request_id: str
     token: int | None = None
     logprob: Logprob | None = None
     failure: FinishReason | None = None
+    scores: tuple[Logprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

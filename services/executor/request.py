@@ -42,11 +42,12 @@ TRANSITIONS: Mapping[State, Mapping[Move, State]] = MappingProxyType(
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. The first three are answers; the others are failures or withdrawals."""
+    """Why a request ended. The first four are answers; the others are failures or withdrawals."""
 
     EOS = "eos"
     STOP_TOKEN = "stop_token"  # noqa: S105 - a finish reason, no secret
     LENGTH = "length"
+    SCORED = "scored"
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     REVOKED = "revoked"
@@ -56,7 +57,7 @@ class FinishReason(StrEnum):
 
     @property
     def is_answer(self) -> bool:
-        return self in (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH)
+        return self in (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH, FinishReason.SCORED)
 
 
 class RefusalReason(StrEnum):
@@ -153,9 +154,23 @@ class Sampling:
                 raise Refused(RefusalReason.BAD_SAMPLING, detail)
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Asks how likely `targets` are after the prompt, and for the `top` likeliest tokens at each of them.
+
+    Nothing is sampled: the request computes the prompt and all targets but the last, in chunks like any prompt.
+    """
+
+    targets: tuple[int, ...]
+    top: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
-    """What one sequence asks for. `deadline` is on the engine's clock, in seconds; a larger `priority` goes first."""
+    """What one sequence asks for. `deadline` is on the engine's clock, in seconds; a larger `priority` goes first.
+
+    With `score`, given tokens are scored instead of new ones made; of `sampling` nothing counts then.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -164,22 +179,31 @@ class RequestSpec:
     salt: bytes = b""
     priority: int = 0
     deadline: float | None = None
+    score: Score | None = None
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The tokens to compute before anything is sampled: the prompt, and all but the last of those to be scored."""
+        return self.prompt if self.score is None else self.prompt + self.score.targets[:-1]
 
 
 @dataclass(slots=True)
 class Request:
     """The scheduler's record of one sequence. Only the scheduler writes it.
 
-    `computed` is the number of leading tokens whose keys and values are in `blocks`: the half-open range
-    [0, computed). `chain` caches the names of the leading full blocks of known tokens; the first
-    `published` of them were offered to the prefix cache.
+    `given` is the spec's, kept; `scored` counts the targets whose log-probabilities were told. `computed` is the
+    number of leading tokens whose keys and values are in `blocks`: the half-open range [0, computed). `chain` caches
+    the names of the leading full blocks of known tokens; the first `published` of them were offered to the prefix
+    cache.
     """
 
     spec: RequestSpec
     sequence: int
     arrival: float
     state: State = State.WAITING
+    given: tuple[int, ...] = field(init=False)
     output: list[int] = field(default_factory=list)
+    scored: int = 0
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)
@@ -190,6 +214,9 @@ class Request:
     kernel_path: str = ""
     distinct_adapters: int = 0
     story: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.given = self.spec.given
 
     def move(self, move: Move, *, cause: str) -> None:
         """Raises IllegalMove, with the request's story, when the table has no such move."""
@@ -202,8 +229,8 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Tokens known so far, prompt and output."""
-        return len(self.spec.prompt) + len(self.output)
+        """Tokens known so far, given and made."""
+        return len(self.given) + len(self.output)
 
     @property
     def pending(self) -> int:
@@ -212,13 +239,30 @@ class Request:
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Return the tokens at positions [start, end)."""
-        prompt = self.spec.prompt
+        prompt = self.given
         split = len(prompt)
         if end <= split:
             return prompt[start:end]
         if start >= split:
             return tuple(self.output[start - split : end - split])
         return prompt[start:] + tuple(self.output[: end - split])
+
+    @property
+    def skippable(self) -> int:
+        """Leading tokens that need not be computed again when their keys and values are at hand.
+
+        The last known token always is: what comes next is read off it. So are positions that still give a score.
+        """
+        if self.spec.score is None:
+            return self.length - 1
+        return len(self.spec.prompt) - 1 + self.scored
+
+    def targets(self, start: int, end: int) -> tuple[int, ...]:
+        """Return the tokens that positions [start, end) are to score and have not scored yet."""
+        score, before = self.spec.score, len(self.spec.prompt) - 1
+        if score is None:
+            return ()
+        return score.targets[max(start - before, self.scored) : max(end - before, 0)]
 
     @property
     def order(self) -> tuple[int, int]:
@@ -256,6 +300,7 @@ class Started:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """New tokens, in order; `logprobs` is parallel to them or empty. A token that stops the answer is never among them.
+    Of a request with `score` they are its targets.
 
     `kernel_path` computed the adapter's part, "base" where there was none; `distinct_adapters` is the most that shared
     a step with the request so far, its own included.

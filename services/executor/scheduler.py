@@ -24,16 +24,19 @@ from services.executor.request import (
     Ended,
     Event,
     FinishReason,
+    Logprob,
     Move,
     RefusalReason,
     Refused,
     Request,
     RequestSpec,
+    Score,
     Started,
     State,
     Tokens,
     Usage,
 )
+from services.shared.sampling import MAX_LOGPROBS
 
 
 class Scheduler:
@@ -86,6 +89,9 @@ class Scheduler:
         if min(spec.prompt) < 0 or max(spec.prompt) >= self._vocab_size:
             raise Refused(RefusalReason.BAD_TOKEN, f"token ids are in [0, {self._vocab_size})")
         spec.sampling.check(vocab_size=self._vocab_size)
+        if spec.score is not None:
+            self._validate_score(spec, spec.score)
+            return
         if len(spec.prompt) >= self.max_length:
             raise Refused(
                 RefusalReason.PROMPT_TOO_LONG,
@@ -95,6 +101,19 @@ class Scheduler:
             raise Refused(
                 RefusalReason.MAX_TOKENS_TOO_LARGE,
                 f"{len(spec.prompt)} prompt tokens and max_tokens {spec.sampling.max_tokens} exceed {self.max_length}",
+            )
+
+    def _validate_score(self, spec: RequestSpec, score: Score) -> None:
+        if not score.targets:
+            raise Refused(RefusalReason.EMPTY_PROMPT, "no tokens to score")
+        if min(score.targets) < 0 or max(score.targets) >= self._vocab_size:
+            raise Refused(RefusalReason.BAD_TOKEN, f"token ids are in [0, {self._vocab_size})")
+        if not 0 <= score.top <= MAX_LOGPROBS:
+            raise Refused(RefusalReason.BAD_SAMPLING, f"top_logprobs is in [0, {MAX_LOGPROBS}]")
+        if len(spec.prompt) + len(score.targets) > self.max_length:
+            raise Refused(
+                RefusalReason.PROMPT_TOO_LONG,
+                f"{len(spec.prompt)} prompt tokens and {len(score.targets)} to score exceed {self.max_length}",
             )
 
     def submit(self, spec: RequestSpec, *, now: float) -> None:
@@ -178,7 +197,7 @@ class Scheduler:
         step.fresh.extend(self._tables.extend(request, end))
         step.budget -= count
         step.planned.add(request.spec.request_id)
-        sampling = request.spec.sampling
+        sampling, score = request.spec.sampling, request.spec.score
         history = (request.spec.prompt, tuple(request.output)) if sampling.has_penalties else None
         step.rows.append(
             Row(
@@ -187,10 +206,12 @@ class Scheduler:
                 start=request.computed,
                 tokens=request.tokens(request.computed, end),
                 blocks=tuple(request.blocks[: self.blocks.blocks_for(end)]),
-                sample=end == request.length,
+                sample=score is None and end == request.length,
                 sampling=sampling,
                 generated=len(request.output),
                 history=history,
+                targets=request.targets(request.computed, end),
+                top=score.top if score is not None else 0,
             )
         )
 
@@ -252,7 +273,7 @@ class Scheduler:
                 self._tables.publish(request)
             if request.state is State.PREFILL and row.sample:
                 request.move(Move.PREFILLED, cause=f"step {plan.step}")
-            self._take(request, outcome)
+            self._take(request, row, outcome)
         return self.take_events()
 
     def fault(self, plan: Plan) -> tuple[Event, ...]:
@@ -262,11 +283,16 @@ class Scheduler:
             self._finish(request, FinishReason.ENGINE_FAULT)
         return self.take_events()
 
-    def _take(self, request: Request, outcome: RowResult) -> None:
+    def _take(self, request: Request, row: Row, outcome: RowResult) -> None:
         if outcome.failure is not None:
             self._tables.distrust(request)
             self._finish(request, outcome.failure)
             return
+        if row.targets:
+            request.scored += len(row.targets)
+            self._tell(request, row.targets, outcome.scores)
+            if request.computed == request.length:
+                self._finish(request, FinishReason.SCORED)
         if outcome.token is None:
             return
         stop = self._stops(request, outcome.token)
@@ -274,17 +300,20 @@ class Scheduler:
             self._finish(request, stop, stop_id=outcome.token)
             return
         request.output.append(outcome.token)
+        self._tell(request, (outcome.token,), (outcome.logprob,) if outcome.logprob is not None else ())
+        if len(request.output) >= request.spec.sampling.max_tokens or request.length >= self.max_length:
+            self._finish(request, FinishReason.LENGTH)
+
+    def _tell(self, request: Request, token_ids: tuple[int, ...], logprobs: tuple[Logprob, ...]) -> None:
         self._events.append(
             Tokens(
                 request_id=request.spec.request_id,
-                token_ids=(outcome.token,),
+                token_ids=token_ids,
                 kernel_path=request.kernel_path,
                 distinct_adapters=request.distinct_adapters,
-                logprobs=(outcome.logprob,) if outcome.logprob is not None else (),
+                logprobs=logprobs,
             )
         )
-        if len(request.output) >= request.spec.sampling.max_tokens or request.length >= self.max_length:
-            self._finish(request, FinishReason.LENGTH)
 
     def _stops(self, request: Request, token: int) -> FinishReason | None:
         sampling = request.spec.sampling

@@ -15,7 +15,7 @@ from services.executor.engine.staging import stage
 from services.executor.intake import HostAdapter
 from services.executor.model.interface import Decoder
 from services.executor.model.native import load_native
-from services.executor.request import Ended, Event, RequestSpec, Sampling, Started, Tokens
+from services.executor.request import Ended, Event, RequestSpec, Sampling, Score, Started, Tokens
 
 BASE = "sha256:" + "b" * 64
 SMALL = EngineSizes(kv_bytes=2**20, pool_bytes=2**22, max_rows=16, max_step_tokens=64, poison=True)
@@ -69,6 +69,7 @@ class World:
         salt: bytes = b"",
         priority: int = 0,
         deadline: float | None = None,
+        score: Score | None = None,
     ) -> Transcript:
         transcript = Transcript()
         spec = RequestSpec(
@@ -79,6 +80,7 @@ class World:
             salt=salt,
             priority=priority,
             deadline=deadline,
+            score=score,
         )
         self.engine.submit(spec, transcript.sink)
         self.transcripts[request_id] = transcript

@@ -8,6 +8,7 @@ import torch
 
 from services.executor.engine.device_pool import ActiveSet, DevicePool
 from services.executor.engine.sampling import sample
+from services.executor.engine.scoring import score_rows
 from services.executor.kernels.dispatch import BASE
 from services.executor.kernels.layout import RowLayout, make_layout
 from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
@@ -36,6 +37,9 @@ class Runner:
         lora = self._batch(layout, active)
         hidden = self.decoder.hidden(self._pack(plan.rows, lora))
         results = self._sample(plan.rows, owners, active, hidden)
+        if any(row.targets for row in plan.rows):
+            scored = self._score(plan.rows, owners, active, hidden)
+            results = tuple(scored.get(result.request_id, result) for result in results)
         return StepResult(step=plan.step, rows=results, kernel_path=lora.path)
 
     def _batch(self, layout: RowLayout, active: ActiveSet) -> LoraBatch:
@@ -70,3 +74,12 @@ class Runner:
         sampled = sample(logits, [rows[i] for i in chosen], eos_ids=self.decoder.info.eos_ids)
         by_id = {result.request_id: result for result in sampled}
         return tuple(by_id.get(row.request_id) or RowResult(request_id=row.request_id) for row in rows)
+
+    def _score(
+        self, rows: Sequence[Row], owners: Sequence[int | None], active: ActiveSet, hidden: torch.Tensor
+    ) -> dict[str, RowResult]:
+        def logits_of(index: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+            layout = make_layout([owners[number] for number in numbers], [1] * len(numbers))
+            return self.decoder.logits(hidden.index_select(0, index), self._batch(layout, active))
+
+        return score_rows(rows, logits_of, vocab_size=self.decoder.info.vocab_size)
