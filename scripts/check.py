@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TYPED = (
     "sdk/loraport/bundle",
     "sdk/loraport/log",
+    "sdk/loraport/trust",
     "services/shared",
     "services/registry/catalog.py",
     "services/registry/lifecycle.py",

@@ -33,6 +33,8 @@ PURE = (
     "loraport.log.leaf",
     "loraport.log.merkle",
     "loraport.log.replay",
+    "loraport.trust.edit",
+    "loraport.trust.root",
     "services.shared.access",
     "services.shared.catalog",
     "services.shared.errors",

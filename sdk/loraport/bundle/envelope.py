@@ -13,14 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
-from securesystemslib.signer import CryptoSigner, Key, Signature, SSlibKey  # type: ignore[attr-defined]
+from securesystemslib.signer import Key, Signature, SSlibKey  # type: ignore[attr-defined]
 
 from loraport.bundle.canonical import StrictJsonError, canonical, load_strict
 
@@ -34,7 +34,7 @@ _ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
 class EnvelopeError(ValueError):
     """An envelope that proves nothing.
 
-    `code` is TOO_LARGE, MALFORMED, DUPLICATE_SIGNATURE, PAYLOAD_TYPE, BAD_KEY or UNTRUSTED.
+    `code` is TOO_LARGE, MALFORMED, DUPLICATE_SIGNATURE, PAYLOAD_TYPE, BAD_KEY, UNTRUSTED or SIGNER.
     """
 
     def __init__(self, code: str, detail: str) -> None:
@@ -54,9 +54,27 @@ def key_id(public: Ed25519PublicKey | bytes | str) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
+class Signer(Protocol):
+    """The port through which everything is signed: a key file, a program, a hardware module (`loraport.trust.signers`).
+
+    All of it is Ed25519; the private key need not be anywhere near.
+    """
+
+    @property
+    def key_id(self) -> str:
+        """The id of the public key."""
+
+    @property
+    def public_pem(self) -> bytes:
+        """The public key as SubjectPublicKeyInfo PEM."""
+
+    def sign(self, data: bytes) -> bytes:
+        """Returns the signature (64 bytes) of `data`. Raises EnvelopeError (SIGNER) or OSError when it cannot."""
+
+
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """An Ed25519 private key. Its text form shows the key id only."""
+    """An Ed25519 private key in this process's memory: the signer of a key file. Its text form shows its id only."""
 
     private: Ed25519PrivateKey
 
@@ -67,14 +85,19 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: str | Path) -> "SigningKey":
-        """Reads an unencrypted PKCS#8 PEM file.
+        """Reads an unencrypted PKCS#8 PEM file that nobody but its owner can read.
 
         Raises:
             OSError: the file cannot be read.
-            EnvelopeError: BAD_KEY, it is not an Ed25519 private key.
+            EnvelopeError: BAD_KEY, it is not an Ed25519 private key, or others may read or write it.
         """
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if mode & 0o077:
+                raise EnvelopeError("BAD_KEY", f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}")
+            pem = file.read()
         try:
-            key = serialization.load_pem_private_key(Path(path).read_bytes(), password=None)
+            key = serialization.load_pem_private_key(pem, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise EnvelopeError("BAD_KEY", f"{path} is not an unencrypted PEM private key") from None
         if not isinstance(key, Ed25519PrivateKey):
@@ -107,23 +130,39 @@ class SigningKey:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
 
+    def sign(self, data: bytes) -> bytes:
+        """Returns the signature of `data`."""
+        return self.private.sign(data)
+
     def __repr__(self) -> str:
         return f"SigningKey({self.key_id})"
 
 
-def sign_envelope(payload_type: str, payload: bytes, keys: Sequence[SigningKey] | SigningKey) -> bytes:
+def sign_envelope(payload_type: str, payload: bytes, keys: Sequence[Signer] | Signer) -> bytes:
     """Returns the envelope of `payload` with one signature per distinct key, as canonical JSON.
 
     Raises:
-        EnvelopeError: TOO_LARGE, or MALFORMED when there is no key or more than 16.
+        EnvelopeError: TOO_LARGE, MALFORMED when there is no key or more than 16, or a signer's SIGNER.
     """
-    keys = [keys] if isinstance(keys, SigningKey) else list(keys)
-    if not 1 <= len({key.key_id for key in keys}) <= MAX_SIGNATURES:
-        raise EnvelopeError("MALFORMED", f"an envelope has 1 to {MAX_SIGNATURES} signatures, not {len(keys)}")
-    envelope = Envelope(payload, payload_type, {})
-    for key in keys:
-        public = SSlibKey.from_crypto(key.private.public_key(), keyid=key.key_id)
-        envelope.sign(CryptoSigner(key.private, public))
+    signers = list(keys) if isinstance(keys, Sequence) else [keys]
+    return _sealed(Envelope(payload, payload_type, {}), {signer.key_id: signer for signer in signers})
+
+
+def add_signatures(envelope: bytes, keys: Sequence[Signer]) -> bytes:
+    """Returns an envelope signed by `keys` besides those who signed it already, whose signatures are not checked.
+
+    Raises:
+        EnvelopeError: as `sign_envelope`, or the envelope is none.
+    """
+    return _sealed(_parse(envelope), {signer.key_id: signer for signer in keys})
+
+
+def _sealed(envelope: Envelope, signers: Mapping[str, Signer]) -> bytes:
+    count = len({*envelope.signatures, *signers})
+    if not 1 <= count <= MAX_SIGNATURES:
+        raise EnvelopeError("MALFORMED", f"an envelope has 1 to {MAX_SIGNATURES} signatures, not {count}")
+    for name, signer in signers.items():
+        envelope.signatures[name] = Signature(name, signer.sign(envelope.pae()).hex())
     data = canonical(envelope.to_dict())
     if len(data) > MAX_ENVELOPE_BYTES:
         raise EnvelopeError("TOO_LARGE", f"{len(data)} bytes, the limit is {MAX_ENVELOPE_BYTES}")
