@@ -1,4 +1,4 @@
-"""A compact decoder for the Llama family: Llama, SmolLM, Mistral, Qwen2, Qwen3. Driven by the checkpoint's config.
+"""A compact decoder for the Llama family: Llama, SmolLM, Mistral, Qwen2, Qwen3, driven by the checkpoint's config.
 
 Weights that share an input are packed into one matrix (q|k|v, gate|up), and so are their adapters' shrinks.
 """
@@ -18,6 +18,7 @@ from services.executor.kernels.layout import GroupSpec
 from services.executor.model.config import ConfigUnsupported, NativeConfig, read_config
 from services.executor.model.interface import HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
 from services.executor.model.lora_linear import LoraBatch
+from services.executor.model.rope import rope_tables
 from services.executor.model.weights import Checkpoint
 
 
@@ -57,7 +58,9 @@ class NativeDecoder:
         self._embedding = embedding
         self._norm = norm
         self._head = head
-        self._cos, self._sin = _rope_tables(config, max_context, embedding.dtype)
+        self._cos, self._sin = rope_tables(
+            config.rope, head_dim=config.head_dim, length=max_context, dtype=embedding.dtype
+        )
         self._info = ModelInfo(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -113,8 +116,10 @@ class NativeDecoder:
             qk = torch.cat((q, k), dim=1)
         else:
             qk = heads[:, : config.heads + config.kv_heads]
-        q, k = torch.split(_rotate(qk, cos, sin), [config.heads, config.kv_heads], dim=1)
-        out = packed.attention.attend(index, q, k, v, scale=config.head_dim**-0.5)
+        if config.rotary[index]:
+            qk = _rotate(qk, cos, sin)
+        q, k = torch.split(qk, [config.heads, config.kv_heads], dim=1)
+        out = packed.attention.attend(index, q, k, v, scale=config.head_dim**-0.5, window=config.windows[index])
         y = linear(out, layer.o, layer.o_bias)
         packed.lora.add("o", index, y, out)
         return y
@@ -133,12 +138,6 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     """Rotate pairs (i, i + head_dim / 2). x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim / 2]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _rope_tables(config: NativeConfig, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    speeds = torch.tensor(config.rope.inverse_frequencies(config.head_dim), dtype=torch.float32)
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * speeds[None, :]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def _groups(config: NativeConfig) -> tuple[GroupSpec, ...]:
