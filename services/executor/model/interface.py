@@ -23,8 +23,9 @@ class ModelUnsupported(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Facts of a loaded decoder. `max_context` counts tokens and respects a sliding window where there is one."""
+    """Facts of a loaded decoder. `path` names the implementation, as in `families.py`; `max_context` counts tokens."""
 
+    path: str
     vocab_size: int
     hidden_size: int
     layers: int
@@ -55,6 +56,13 @@ class Decoder(Protocol):
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
         """The linears that take adapters, by shared input. The head's group is called HEAD_GROUP."""
+
+    def weight(self, path: str) -> torch.Tensor:
+        """Return the weight [out, in] of a module in `groups`; a view: writing to it changes the model.
+
+        Raises:
+            KeyError: there is no such module.
+        """
 
     def hidden(self, packed: Packed) -> torch.Tensor:
         """Return the normed last hidden states [rows, hidden] and write the step's keys and values."""

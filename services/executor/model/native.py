@@ -6,7 +6,7 @@ Weights that share an input are packed into one matrix (q|k|v, gate|up), and so 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from services.executor.kernels.layout import GroupSpec
 from services.executor.model.config import ConfigUnsupported, NativeConfig, read_config
+from services.executor.model.families import NATIVE
 from services.executor.model.interface import HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
 from services.executor.model.lora_linear import LoraBatch
 from services.executor.model.rope import rope_tables
@@ -62,6 +63,7 @@ class NativeDecoder:
             config.rope, head_dim=config.head_dim, length=max_context, dtype=embedding.dtype
         )
         self._info = ModelInfo(
+            path=NATIVE,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             layers=config.layers,
@@ -73,6 +75,7 @@ class NativeDecoder:
             dtype=embedding.dtype,
         )
         self._groups = _groups(config)
+        self._weights = dict(self._named_weights())
 
     @property
     def info(self) -> ModelInfo:
@@ -81,6 +84,16 @@ class NativeDecoder:
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
         return self._groups
+
+    def weight(self, path: str) -> torch.Tensor:
+        """See `Decoder.weight`."""
+        return self._weights[path]
+
+    def _named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for group in self._groups:
+            for index, paths in enumerate(group.paths):
+                packed = self._head if group.name == HEAD_GROUP else getattr(self._layers[index], group.name)
+                yield from zip(paths, packed.split(group.out_features), strict=True)
 
     def hidden(self, packed: Packed) -> torch.Tensor:
         """See `Decoder.hidden`."""
