@@ -11,6 +11,9 @@ Invariants, kept by `check()`:
  2. A page owned by a leased revision never changes owner.
  3. Only READY and DRAINING revisions have leases; a DRAINING one has at least one.
  4. Lease ids are unique, and each is released exactly once.
+
+When a newcomer needs room, unleased revisions go in the order that eviction.py says: by tenant, then by worth. One that
+was loaded and not used yet stays as long as two loads take, if anything else may go.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.executor.eviction import EvictionPolicy
+from services.executor.eviction import EvictionPolicy, Holding, Shares
 from services.executor.request import RefusalReason, Refused
 
 
@@ -34,10 +37,13 @@ class _Resident:
     pages: tuple[int, ...]
     rank: int
     cost_ms: float
+    tenant: str = ""
     state: Berth = Berth.LOADING
     leases: set[int] = field(default_factory=set)
     pinned: bool = False
     loaded_at: float = 0.0
+    used_at: float = 0.0
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,11 @@ class Residency:
     leases: int
     pinned: bool
     load_ms: float
+
+
+# A revision that is loaded again so soon after it was evicted should have stayed.
+THRASH_S = 30.0
+MAX_EVICTED = 4096
 
 
 class AdapterPool:
@@ -70,7 +81,12 @@ class AdapterPool:
         self._lease_owner: dict[int, str] = {}
         self._next_lease = 1
         self._refused: set[str] = set()
+        self._shares = Shares()
+        self._now = 0.0
+        self._evicted_at: dict[str, float] = {}
         self.evictions = 0
+        self.loads = 0
+        self.thrashes = 0
         self.changes = 0
 
     def pages_for(self, rank: int) -> int:
@@ -86,8 +102,8 @@ class AdapterPool:
         """Return the revision's pages in rank order. Raises KeyError when it is not on the device."""
         return self._residents[revision_id].pages
 
-    def reserve(self, revision_id: str, *, rank: int, cost_ms: float = 0.0) -> tuple[int, ...] | None:
-        """Give a new revision its pages, evicting unleased ones by policy when needed.
+    def reserve(self, revision_id: str, *, rank: int, tenant: str = "", cost_ms: float = 0.0) -> tuple[int, ...] | None:
+        """Give a new revision of `tenant` its pages, evicting unleased ones by policy when needed.
 
         Returns None when room must wait: for leases to end, or for evicted pages to be scrubbed
         (`take_dirty`, then try again).
@@ -106,26 +122,46 @@ class AdapterPool:
                 RefusalReason.ADAPTER_TOO_LARGE, f"rank {rank} takes {need} pages of the pool's {self.page_count}"
             )
         if len(self._clean) < need:
-            self._make_room(need - len(self._clean) - len(self._dirty))
+            self._make_room(need - len(self._clean) - len(self._dirty), tenant=tenant, pages=need)
             return None
         self._clean.sort()
         pages = _pick_run(self._clean, need)
         taken = set(pages)
         self._clean = [page for page in self._clean if page not in taken]
-        self._residents[revision_id] = _Resident(pages, rank, cost_ms)
+        self._residents[revision_id] = _Resident(pages, rank, cost_ms, tenant)
         self.changes += 1
+        self.loads += 1
+        if self._now - self._evicted_at.pop(revision_id, self._now - THRASH_S) < THRASH_S:
+            self.thrashes += 1
         return pages
 
-    def _make_room(self, need: int) -> None:
+    def _make_room(self, need: int, *, tenant: str, pages: int) -> None:
+        """Evict for `need` of the `pages` that a newcomer of `tenant` takes."""
         while need > 0:
-            idle = [k for k, r in self._residents.items() if r.state is Berth.READY and not r.leases and not r.pinned]
-            if sum(len(self._residents[k].pages) for k in idle) < need:
+            groups = self._may_go(tenant, pages)
+            if sum(len(self._residents[key].pages) for group in groups for key in group) < need:
                 return  # Evicting would cost residents and still not make room: wait for leases instead.
-            key = self._policy.victim(idle)
+            key = self._policy.victim(next(group for group in groups if group))
             self._policy.evicted(key)
             self.evictions += 1
+            if len(self._evicted_at) >= MAX_EVICTED:
+                self._evicted_at.clear()
+            self._evicted_at[key] = self._now
             need -= len(self._residents[key].pages)
             self._free(key)
+
+    def _may_go(self, tenant: str, pages: int) -> tuple[list[str], ...]:
+        """Return the revisions that may be evicted now, in groups that go one after the other."""
+        held = {key: Holding(r.tenant, len(r.pages), r.used_at) for key, r in self._residents.items()}
+        idle = [k for k, r in self._residents.items() if r.state is Berth.READY and not r.leases and not r.pinned]
+        fresh = [k for k in idle if self._is_fresh(self._residents[k])]
+        groups = self._shares.may_go(
+            [key for key in idle if key not in fresh], held, newcomer=tenant, need=pages, page_count=self.page_count
+        )
+        return (*groups, fresh)
+
+    def _is_fresh(self, resident: _Resident) -> bool:
+        return not resident.used and self._now - resident.loaded_at < 2 * resident.cost_ms / 1000
 
     def _free(self, revision_id: str) -> None:
         self._dirty.extend(self._residents.pop(revision_id).pages)
@@ -152,6 +188,7 @@ class AdapterPool:
             return None
         lease, self._next_lease = self._next_lease, self._next_lease + 1
         resident.leases.add(lease)
+        resident.used = True
         self._lease_owner[lease] = revision_id
         self._accessed(revision_id, resident, now)
         return lease
@@ -229,6 +266,9 @@ class AdapterPool:
         return len(self._clean) + len(self._dirty)
 
     def _accessed(self, revision_id: str, resident: _Resident, now: float) -> None:
+        self._now = max(self._now, now)
+        resident.used_at = now
+        self._shares.used(resident.tenant, self._now)
         size = len(resident.pages) * self.page_bytes
         self._policy.accessed(revision_id, now=now, size_bytes=size, cost_ms=resident.cost_ms)
 

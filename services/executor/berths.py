@@ -200,7 +200,7 @@ class Berths:
                 raise LoraportError("WRONG_BASE")
             staged = await self._stage(record, load)
             await self._registry.standing(revision_id)
-            lease = await self._place(staged)
+            lease = await self._place(staged, record.tenant)
         if lease.times is not None:
             load.note(Stage("RESERVE", lease.times.reserve_ms))
             load.note(Stage("TRANSFER", lease.times.transfer_ms, lease.times.size_bytes))
@@ -239,9 +239,9 @@ class Berths:
         )
         return self._device.stage(adapter)
 
-    async def _place(self, staged: Staged) -> Lease:
+    async def _place(self, staged: Staged, tenant: str) -> Lease:
         """Wait for the engine to write the pages; while all pages are in use, for room."""
-        answer = self._device.engine.load(staged)
+        answer = self._device.engine.load(staged, tenant=tenant)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.wrap_future(answer)

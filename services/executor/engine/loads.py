@@ -47,6 +47,7 @@ class Lease:
 @dataclass(slots=True)
 class _Load:
     staged: Staged
+    tenant: str
     asked_at: float
     waiters: list[Future[Lease]] = field(default_factory=list)
     pages: tuple[int, ...] | None = None
@@ -84,13 +85,13 @@ class Loads:
         """A load has its pages: there is copying to do."""
         return any(load.writer is not None for load in self._queue.values())
 
-    def add(self, staged: Staged, waiter: Future[Lease]) -> None:
+    def add(self, staged: Staged, waiter: Future[Lease], *, tenant: str) -> None:
         """Queue a load, or join the one in progress. A resident revision is leased at once."""
         lease = self._make_lease(staged.revision_id)
         if lease is not None:
             _answer(waiter, lease)
             return
-        load = self._queue.setdefault(staged.revision_id, _Load(staged, self._clock()))
+        load = self._queue.setdefault(staged.revision_id, _Load(staged, tenant, self._clock()))
         load.waiters.append(waiter)
 
     def advance(self, budget_bytes: int) -> None:
@@ -117,7 +118,7 @@ class Loads:
             with self._lock:
                 if self._adapters.state(revision_id) is Berth.DRAINING:
                     return
-                load.pages = self._adapters.reserve(revision_id, rank=load.staged.rank)
+                load.pages = self._adapters.reserve(revision_id, rank=load.staged.rank, tenant=load.tenant)
         except Refused as refusal:
             self._fail(revision_id, refusal)
             return

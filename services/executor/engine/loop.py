@@ -157,8 +157,8 @@ class Engine:
             number = self._adapters.lease(revision_id, now=self._clock())
             return None if number is None else Lease(revision_id, lambda: self._release(number))
 
-    def load(self, staged: Staged) -> Future[Lease]:
-        """Bring a revision to the device; the future gives a lease that its owner must release.
+    def load(self, staged: Staged, *, tenant: str = "") -> Future[Lease]:
+        """Bring a revision of `tenant` to the device; the future gives a lease that its owner must release.
 
         Fails with Refused: ADAPTER_TOO_LARGE, REVOKED, DRAINING. Waits for room while all pages are leased; cancel the
         future to stop waiting.
@@ -167,7 +167,7 @@ class Engine:
         with self._lock:
             if self._draining or self._failed:
                 raise Refused(RefusalReason.DRAINING, "the executor accepts no more loads")
-            self._post(lambda: self._loads.add(staged, waiter))
+            self._post(lambda: self._loads.add(staged, waiter, tenant=tenant))
         return waiter
 
     def evict(self, revision_id: str) -> Future[int | None]:

@@ -119,7 +119,7 @@ def test_lru_evicts_the_least_recently_used() -> None:
 
 
 def test_gdsf_d_weighs_frequency_cost_and_size_and_remembers_after_eviction() -> None:
-    policy = GdsfD(half_life_s=100.0)
+    policy = GdsfD(half_life=100.0)
     for _ in range(3):
         policy.accessed("hot", now=0.0, size_bytes=2**20, cost_ms=10.0)
     policy.accessed("cold", now=0.0, size_bytes=2**20, cost_ms=10.0)
@@ -134,13 +134,14 @@ def test_gdsf_d_weighs_frequency_cost_and_size_and_remembers_after_eviction() ->
 
 
 def test_old_frequency_fades() -> None:
-    policy = GdsfD(half_life_s=10.0)
+    policy = GdsfD(half_life=10.0)
     for _ in range(50):
         policy.accessed("past", now=0.0, size_bytes=2**20, cost_ms=1.0)
     policy.evicted("past")
-    policy.accessed("past", now=200.0, size_bytes=2**20, cost_ms=1.0)
-    for _ in range(2):
-        policy.accessed("now", now=200.0, size_bytes=2**20, cost_ms=1.0)
+    policy.accessed("past", now=0.0, size_bytes=2**20, cost_ms=1.0)
+    for _ in range(100):
+        policy.accessed("now", now=0.0, size_bytes=2**20, cost_ms=1.0)
+    policy.accessed("past", now=0.0, size_bytes=2**20, cost_ms=1.0)
     assert policy.victim({"past", "now"}) == "past"
 
 

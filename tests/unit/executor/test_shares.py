@@ -1,0 +1,94 @@
+"""Whose revisions leave the device: floors and caps of tenants."""
+
+from services.executor.adapter_pool import AdapterPool, Berth
+from services.executor.eviction import make_policy
+
+
+def pool(pages: int = 8) -> AdapterPool:
+    return AdapterPool(pages, page_rows=8, page_bytes=1, policy=make_policy("gdsf-d"))
+
+
+def use(pool: AdapterPool, tenant: str, name: str, *, now: float, rank: int = 8) -> bool:
+    """Brings a revision and uses it once; False when there is no room."""
+    key = f"{tenant}/{name}"
+    if pool.state(key) is None:
+        if pool.reserve(key, rank=rank, tenant=tenant) is None:
+            pool.scrubbed(pool.take_dirty())
+            if pool.reserve(key, rank=rank, tenant=tenant) is None:
+                return False
+        pool.ready(key, now=now, load_ms=10.0)
+    pool.release(pool.lease(key, now=now))
+    return True
+
+
+def here(pool: AdapterPool, key: str) -> bool:
+    return pool.state(key) is Berth.READY
+
+
+def test_churn_does_not_take_the_last_revision_of_an_active_tenant() -> None:
+    shared = pool()
+    for tenant in ("a", "b", "c"):
+        use(shared, tenant, "only", now=0.0)
+    for number in range(200):
+        assert use(shared, "churn", str(number), now=1.0 + number / 100)
+    assert all(here(shared, f"{tenant}/only") for tenant in "abc")
+
+
+def test_a_tenant_that_has_left_keeps_nothing() -> None:
+    shared = pool()
+    use(shared, "gone", "only", now=0.0)
+    for number in range(40):
+        use(shared, "busy", str(number), now=100.0 + number)
+    assert not here(shared, "gone/only")
+
+
+def test_who_has_more_than_its_part_gives_way_first() -> None:
+    shared = pool()
+    for _ in range(50):
+        for number in range(6):
+            use(shared, "big", str(number), now=0.0)
+    for number in range(2):
+        use(shared, "small", str(number), now=1.0)
+    # Each revision of `big` is worth far more, but 6 of 8 pages are more than its half.
+    use(shared, "small", "2", now=2.0)
+    assert [here(shared, f"small/{number}") for number in range(3)] == [True] * 3
+
+
+def test_with_too_many_tenants_worth_alone_decides() -> None:
+    shared = pool(4)
+    for tenant in ("a", "b", "c"):
+        for _ in range(10):
+            use(shared, tenant, "only", now=0.0)
+    use(shared, "d", "once", now=0.0)
+    use(shared, "e", "new", now=1.0)
+    assert not here(shared, "d/once")
+    assert all(here(shared, f"{tenant}/only") for tenant in "abc")
+
+
+def test_a_revision_that_needs_most_of_the_pool_is_not_kept_out_by_floors() -> None:
+    shared = pool()
+    for tenant in ("a", "b"):
+        use(shared, tenant, "only", now=0.0)
+    assert use(shared, "large", "one", now=1.0, rank=64)
+
+
+def test_what_was_brought_and_not_used_yet_stays_for_two_loads_time() -> None:
+    shared = pool(2)
+    use(shared, "t", "old", now=0.0)
+    shared.reserve("t/new", rank=8, tenant="t")
+    shared.ready("t/new", now=1.0, load_ms=1000.0)
+    for _ in range(5):
+        use(shared, "t", "old", now=1.0)
+    assert use(shared, "t", "other", now=1.5)
+    assert here(shared, "t/new")
+    assert not here(shared, "t/old")
+
+
+def test_loads_of_what_was_just_evicted_are_counted() -> None:
+    shared = pool(1)
+    for now, name in enumerate(("x", "y", "x")):
+        use(shared, "t", name, now=float(now))
+    assert (shared.loads, shared.thrashes) == (3, 1)
+    use(shared, "t", "y", now=60.0)
+    use(shared, "t", "x", now=120.0)
+    assert shared.thrashes == 2
