@@ -58,7 +58,7 @@ class Decoder(Protocol):
         """The linears that take adapters, by shared input. The head's group is called HEAD_GROUP."""
 
     def weight(self, path: str) -> torch.Tensor:
-        """Return the weight [out, in] of a module in `groups`; a view: writing to it changes the model.
+        """Return the weight [out, in] of a module in `groups`: writing to it before the next step changes the model.
 
         Raises:
             KeyError: there is no such module.

@@ -6,39 +6,36 @@ Weights that share an input are packed into one matrix (q|k|v, gate|up), and so 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 
 from services.executor.kernels.layout import GroupSpec
 from services.executor.model.config import ConfigUnsupported, NativeConfig, read_config
 from services.executor.model.families import NATIVE
 from services.executor.model.interface import HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
 from services.executor.model.lora_linear import LoraBatch
+from services.executor.model.products import Linear
 from services.executor.model.rope import rope_tables
 from services.executor.model.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights of one layer; matrices are [out, in], biases [out] or None."""
+    """Weights of one layer."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: torch.Tensor
-    o_bias: torch.Tensor | None
+    o: Linear
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 class NativeDecoder:
@@ -58,7 +55,7 @@ class NativeDecoder:
         self._layers = layers
         self._embedding = embedding
         self._norm = norm
-        self._head = head
+        self._head = Linear(head)
         self._cos, self._sin = rope_tables(
             config.rope, head_dim=config.head_dim, length=max_context, dtype=embedding.dtype
         )
@@ -75,7 +72,13 @@ class NativeDecoder:
             dtype=embedding.dtype,
         )
         self._groups = _groups(config)
-        self._weights = dict(self._named_weights())
+        self._places = {
+            path: (group, index, sub)
+            for group in self._groups
+            for index, paths in enumerate(group.paths)
+            for sub, path in enumerate(paths)
+        }
+        self._thawed: list[Linear] = []
 
     @property
     def info(self) -> ModelInfo:
@@ -86,40 +89,48 @@ class NativeDecoder:
         return self._groups
 
     def weight(self, path: str) -> torch.Tensor:
-        """See `Decoder.weight`."""
-        return self._weights[path]
+        """See `Decoder.weight`. The view is part of the model until the next step."""
+        group, index, sub = self._places[path]
+        product: Linear = self._head if group.name == HEAD_GROUP else getattr(self._layers[index], group.name)
+        self._thawed.append(product)
+        return product.thaw().split(group.out_features)[sub]
 
-    def _named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for group in self._groups:
-            for index, paths in enumerate(group.paths):
-                packed = self._head if group.name == HEAD_GROUP else getattr(self._layers[index], group.name)
-                yield from zip(paths, packed.split(group.out_features), strict=True)
+    def _freeze(self) -> None:
+        while self._thawed:
+            self._thawed.pop().freeze()
 
     def hidden(self, packed: Packed) -> torch.Tensor:
         """See `Decoder.hidden`."""
         config = self._config
         shape = (config.hidden_size,)
+        self._freeze()
         x = self._embedding.index_select(0, packed.tokens)
         cos = self._cos.index_select(0, packed.positions).unsqueeze(1)
         sin = self._sin.index_select(0, packed.positions).unsqueeze(1)
+        turn = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         for index, layer in enumerate(self._layers):
             normed = rms_norm(x, shape, layer.input_norm, config.norm_eps)
-            x = x + self._attend(index, layer, normed, cos, sin, packed)
+            seen = self._attend(index, layer, normed, turn, packed)
+            x = layer.o.add_to(x, seen)
+            packed.lora.add("o", index, x, seen)
             normed = rms_norm(x, shape, layer.post_norm, config.norm_eps)
-            x = x + self._feed_forward(index, layer, normed, packed.lora)
+            middle = self._feed_forward(index, layer, normed, packed.lora)
+            x = layer.down.add_to(x, middle)
+            packed.lora.add("down", index, x, middle)
         return rms_norm(x, shape, self._norm, config.norm_eps)
 
     def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """See `Decoder.logits`."""
-        out = linear(hidden, self._head)
+        self._freeze()
+        out = self._head(hidden)
         lora.add(HEAD_GROUP, 0, out, hidden)
         return out
 
     def _attend(
-        self, index: int, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, packed: Packed
+        self, index: int, layer: _Layer, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], packed: Packed
     ) -> torch.Tensor:
         config = self._config
-        qkv = linear(x, layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(x)
         packed.lora.add("qkv", index, qkv, x)
         heads = qkv.view(x.shape[0], -1, config.head_dim)
         q, k, v = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
@@ -130,27 +141,20 @@ class NativeDecoder:
         else:
             qk = heads[:, : config.heads + config.kv_heads]
         if config.rotary[index]:
-            qk = _rotate(qk, cos, sin)
+            qk = _rotate(qk, *turn)
         q, k = torch.split(qk, [config.heads, config.kv_heads], dim=1)
-        out = packed.attention.attend(index, q, k, v, scale=config.head_dim**-0.5, window=config.windows[index])
-        y = linear(out, layer.o, layer.o_bias)
-        packed.lora.add("o", index, y, out)
-        return y
+        return packed.attention.attend(index, q, k, v, scale=config.head_dim**-0.5, window=config.windows[index])
 
     def _feed_forward(self, index: int, layer: _Layer, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
-        both = linear(x, layer.gate_up, layer.gate_up_bias)
+        both = layer.gate_up(x)
         lora.add("gate_up", index, both, x)
         gate, up = torch.split(both, self._config.intermediate_size, dim=1)
-        middle = silu(gate) * up
-        y = linear(middle, layer.down, layer.down_bias)
-        lora.add("down", index, y, middle)
-        return y
+        return silu(gate).mul_(up)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs (i, i + head_dim / 2). x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim / 2]."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Rotate pairs (i, i + head_dim / 2). x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim], sin signed."""
+    return torch.addcmul(x * cos, torch.roll(x, x.shape[2] // 2, dims=-1), sin)
 
 
 def _groups(config: NativeConfig) -> tuple[GroupSpec, ...]:
@@ -182,8 +186,10 @@ def _groups(config: NativeConfig) -> tuple[GroupSpec, ...]:
     return tuple(groups)
 
 
-def load_native(directory: Path, *, dtype: torch.dtype, max_context: int | None = None) -> NativeDecoder:
-    """Load a local Hugging Face directory.
+def load_native(
+    directory: Path, *, dtype: torch.dtype, max_context: int | None = None, products: torch.dtype | None = None
+) -> NativeDecoder:
+    """Load a local Hugging Face directory, rounded to `dtype` and computed in `products` (by default `dtype`).
 
     `max_context` caps the tokens of a request; by default the checkpoint's own limit.
 
@@ -195,7 +201,7 @@ def load_native(directory: Path, *, dtype: torch.dtype, max_context: int | None 
         config = read_config(_with_generation_eos(raw, directory))
     except (OSError, ValueError, ConfigUnsupported) as error:
         raise ModelUnsupported(f"{directory}: {error}") from error
-    checkpoint = Checkpoint(directory, dtype=dtype)
+    checkpoint = Checkpoint(directory, dtype=dtype, products=products)
     layers = tuple(_load_layer(checkpoint, config, i) for i in range(config.layers))
     embedding = checkpoint.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
     norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
@@ -227,25 +233,19 @@ def _load_layer(checkpoint: Checkpoint, config: NativeConfig, index: int) -> _La
     def take(name: str, *shape: int) -> torch.Tensor:
         return checkpoint.take(f"{prefix}{name}", shape)
 
-    def pack(kind: str, parts: dict[str, int], wanted: bool, *tail: int) -> torch.Tensor | None:
-        return torch.cat([take(f"{name}.{kind}", out, *tail) for name, out in parts.items()]) if wanted else None
+    def pack(parts: dict[str, int], size: int, biased: bool) -> Linear:
+        weight = torch.cat([take(f"{name}.weight", out, size) for name, out in parts.items()])
+        bias = torch.cat([take(f"{name}.bias", out) for name, out in parts.items()]) if biased else None
+        return Linear(weight, bias)
 
     attention = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
-    mlp = {"mlp.gate_proj": wide, "mlp.up_proj": wide}
-    qkv, gate_up = pack("weight", attention, True, hidden), pack("weight", mlp, True, hidden)
-    assert qkv is not None
-    assert gate_up is not None
     return _Layer(
         input_norm=take("input_layernorm.weight", hidden),
-        qkv=qkv,
-        qkv_bias=pack("bias", attention, config.qkv_bias),
+        qkv=pack(attention, hidden, config.qkv_bias),
         q_norm=take("self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
         k_norm=take("self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
-        o=take("self_attn.o_proj.weight", hidden, q),
-        o_bias=take("self_attn.o_proj.bias", hidden) if config.o_bias else None,
+        o=pack({"self_attn.o_proj": hidden}, q, config.o_bias),
         post_norm=take("post_attention_layernorm.weight", hidden),
-        gate_up=gate_up,
-        gate_up_bias=pack("bias", mlp, config.mlp_bias),
-        down=take("mlp.down_proj.weight", hidden, wide),
-        down_bias=take("mlp.down_proj.bias", hidden) if config.mlp_bias else None,
+        gate_up=pack({"mlp.gate_proj": wide, "mlp.up_proj": wide}, hidden, config.mlp_bias),
+        down=pack({"mlp.down_proj": hidden}, wide, config.mlp_bias),
     )

@@ -18,9 +18,10 @@ _INDEX = "model.safetensors.index.json"
 class Checkpoint:
     """Named tensors of a directory. Every tensor must be taken or be known to be spare; see `unread`."""
 
-    def __init__(self, directory: Path, *, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, *, dtype: torch.dtype, products: torch.dtype | None = None) -> None:
         """Raises ModelUnsupported when the directory has no readable safetensors."""
         self._dtype = dtype
+        self._products = products or dtype
         self._files: dict[str, Path] = {}
         self._taken: set[str] = set()
         try:
@@ -34,7 +35,11 @@ class Checkpoint:
         return name in self._files
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a tensor in the serving dtype. Raises ModelUnsupported when it is missing or has another shape."""
+        """Return a tensor rounded to the serving dtype, as what products are computed in.
+
+        Raises:
+            ModelUnsupported: it is missing or has another shape.
+        """
         path = self._files.get(name)
         if path is None:
             raise ModelUnsupported(f"the checkpoint has no tensor {name}")
@@ -43,7 +48,7 @@ class Checkpoint:
         if tuple(tensor.shape) != shape:
             raise ModelUnsupported(f"{name} has shape {tuple(tensor.shape)}, the config says {shape}")
         self._taken.add(name)
-        return tensor.to(self._dtype)
+        return tensor.to(self._dtype).to(self._products)
 
     def unread(self, *, spare: Callable[[str], bool]) -> list[str]:
         """Return tensors that nobody took and that `spare` does not excuse: numbers the model would ignore."""

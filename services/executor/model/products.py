@@ -1,0 +1,93 @@
+"""The base's matrix products on a CPU: what they are computed in, and the layout in which the weights lie.
+
+Why float32 where the checkpoint is bfloat16: a CPU without a bfloat16 dot product emulates one, and is several times
+slower at it than in float32. A bfloat16 number is a float32 number, so the products of the upcast weights are those of
+the bfloat16 model with nothing rounded in between. It costs the memory of float32 weights. See docs/adr/0012.
+
+Why packed: at few rows most of a product's time is spent rearranging the weights for the vector units. oneDNN lets that
+be done once.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+Products = Literal["auto", "native", "float32"]
+
+# Rows for which oneDNN chooses the layout. From 32 on it is the same one, and it is the fastest for fewer rows too.
+_ROWS_HINT = 32
+
+
+def has_bfloat16_products() -> bool:
+    """Return whether the CPU multiplies bfloat16 numbers in hardware."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in ("amx_bf16", "amx_tile", "avx512_bf16", "bf16", "sve_bf16"))
+
+
+def product_dtype(dtype: torch.dtype, choice: Products) -> torch.dtype:
+    """Return what a model of `dtype` is computed in on this CPU: `dtype` itself or float32."""
+    if choice == "float32" or (choice == "auto" and not has_bfloat16_products()):
+        return torch.float32
+    return dtype
+
+
+@functools.cache
+def _can_pack() -> bool:
+    """Whether this build of torch has packed float32 products, and they give what plain ones give."""
+    try:
+        x, weight, bias = torch.rand(3, 40), torch.rand(24, 40), torch.rand(24)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+        product = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        added = torch.ops.mkldnn._linear_pointwise.binary(x, product, packed, bias, "add")
+        plain = functional.linear(x, weight, bias)
+        same = torch.allclose(product, plain) and torch.allclose(added, product + plain)
+        return same and torch.equal(packed.to_dense(), weight)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+class Linear:
+    """x @ weight.T + bias for one matrix [out, in], packed where that is faster. Owned by one thread."""
+
+    __slots__ = ("_bias", "_packed", "_plain")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._bias = bias
+        self._plain: torch.Tensor | None = weight
+        self._packed: torch.Tensor | None = None
+        self._pack()
+
+    def _pack(self) -> None:
+        plain = self._plain
+        if plain is not None and plain.dtype is torch.float32 and plain.device.type == "cpu" and _can_pack():
+            self._packed, self._plain = torch.ops.mkldnn._reorder_linear_weight(plain, _ROWS_HINT), None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product. x [rows, in]; returns [rows, out]."""
+        if self._packed is None:
+            assert self._plain is not None
+            return functional.linear(x, self._plain, self._bias)
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return out
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return total + product; `total` [rows, out] is not written to."""
+        if self._packed is None:
+            return total + self(x)
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, total, self._packed, self._bias, "add")
+        return out
+
+    def thaw(self) -> torch.Tensor:
+        """Return the matrix itself, which may be written to until `freeze`; products are slower until then."""
+        if self._plain is None:
+            assert self._packed is not None
+            self._plain, self._packed = self._packed.to_dense(), None
+        return self._plain
+
+    def freeze(self) -> None:
+        """Pack the matrix again after `thaw`. The tensor that `thaw` gave is no longer part of the product."""
+        self._pack()
