@@ -13,7 +13,7 @@ from loraport.bundle.manifest import Manifest, ManifestError, parse_manifest
 from services.registry import catalog
 from services.registry.lifecycle import INITIAL, Event, after
 from services.registry.ports import Randomness
-from services.registry.records import BaseRow, RevisionRow
+from services.registry.records import AdapterRow, BaseRow, RevisionRow
 from services.registry.store import accounts, adapters, bases, revisions
 from services.registry.store.database import Transaction
 from services.shared.errors import Fault, LoraportError
@@ -83,11 +83,12 @@ class Publishing:
         else:
             row = _new_row(manifest, base, digest, now_us=now_us)
             if not validate_only:
-                row = self._write(transaction, row, envelope, decision.superseded, now_us=now_us)
+                row = self._write(transaction, row, envelope, adapter, decision.superseded)
         return self._announced(row, now_us=now_us, validate_only=validate_only)
 
+    @staticmethod
     def _write(
-        self, transaction: Transaction, row: RevisionRow, envelope: bytes, old: RevisionRow | None, *, now_us: int
+        transaction: Transaction, row: RevisionRow, envelope: bytes, adapter: AdapterRow | None, old: RevisionRow | None
     ) -> RevisionRow:
         if old is not None:
             revisions.supersede(
@@ -95,12 +96,9 @@ class Publishing:
                 old,
                 state=after(old.state, Event.SUPERSEDE),
                 reasons=catalog.superseded_reasons(old, row.version),
-                now_us=now_us,
+                now_us=row.create_us,
             )
-        name = AdapterName(row.tenant, row.adapter)
-        adapter_id = adapters.put_adapter(
-            transaction, name, base_model=row.base_model, version=row.version, now_us=now_us
-        )
+        adapter_id = adapters.put_adapter(transaction, adapter, row)
         return revisions.add(transaction, row, adapter_id=adapter_id, envelope=envelope)
 
     def _announced(self, row: RevisionRow, *, now_us: int, validate_only: bool) -> Announced:

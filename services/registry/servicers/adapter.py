@@ -9,7 +9,7 @@ from loraport.registry.v1 import adapter_service_pb2_grpc as stubs
 from services.registry import catalog
 from services.registry.desk import Desk, Note, page_of
 from services.registry.publishing import Publishing, find_revision
-from services.registry.records import AdapterRow, AliasRow, RevisionRow
+from services.registry.records import RevisionRow
 from services.registry.servicers import convert
 from services.registry.store import accounts, adapters, revisions
 from services.registry.store.database import Transaction
@@ -94,34 +94,32 @@ class AdapterServicer(stubs.AdapterServiceServicer):
         )
 
     async def GetRevision(self, request: pb.GetRevisionRequest, context: Any) -> pb.Revision:
-        def read(view: Connection) -> tuple[RevisionRow, bytes]:
+        def read(view: Connection) -> pb.Revision:
             row = find_revision(view, request.name)
-            return row, revisions.manifest_envelope(view, row)
+            return convert.revision(row, manifest_envelope=revisions.manifest_envelope(view, row))
 
-        row, envelope = await self._desk.read(read)
-        return convert.revision(row, manifest_envelope=envelope)
+        return await self._desk.read(read)
 
     async def ListRevisions(self, request: pb.ListRevisionsRequest, context: Any) -> pb.ListRevisionsResponse:
         name, limit = parse_adapter(request.parent, "parent"), page_size(request.page_size)
         scope = ("revisions", name.tenant, name.adapter)
         after = self._tokens.open(request.page_token, scope=scope, kinds=(int,))
 
-        def read(view: Connection) -> list[RevisionRow]:
+        def read(view: Connection) -> pb.ListRevisionsResponse:
             adapter = adapters.require_adapter(view, name)
-            return revisions.list_revisions(view, adapter.adapter_id, after=after, limit=limit)
+            found = revisions.list_revisions(view, adapter.adapter_id, after=after, limit=limit)
+            rows, token = page_of(found, limit, lambda row: self._tokens.seal((row.version,), scope=scope))
+            shown = [convert.revision(row, record=False) for row in rows]
+            return pb.ListRevisionsResponse(revisions=shown, next_page_token=token)
 
-        rows, token = page_of(
-            await self._desk.read(read), limit, lambda row: self._tokens.seal((row.version,), scope=scope)
-        )
-        shown = [convert.revision(row, record=False) for row in rows]
-        return pb.ListRevisionsResponse(revisions=shown, next_page_token=token)
+        return await self._desk.read(read)
 
     async def GetAdapter(self, request: pb.GetAdapterRequest, context: Any) -> pb.Adapter:
         name = parse_adapter(request.name)
 
         def read(view: Connection) -> pb.Adapter:
             row = adapters.require_adapter(view, name)
-            return convert.adapter(row, adapters.aliases_of(view, [row.adapter_id])[row.adapter_id])
+            return convert.adapter(row, adapters.aliases_of(view, row))
 
         return await self._desk.read(read)
 
@@ -131,16 +129,18 @@ class AdapterServicer(stubs.AdapterServiceServicer):
         scope = ("adapters", tenant or "-")
         after = self._tokens.open(request.page_token, scope=scope, kinds=(str, str))
 
-        def read(view: Connection) -> tuple[list[AdapterRow], dict[int, list[AliasRow]]]:
+        def read(view: Connection) -> pb.ListAdaptersResponse:
             if tenant is not None:
                 accounts.require_tenant(view, tenant)
-            rows = adapters.list_adapters(view, tenant, after=after, limit=limit)
-            return rows, adapters.aliases_of(view, [row.adapter_id for row in rows])
+            found = adapters.list_adapters(view, tenant, after=after, limit=limit)
+            rows, token = page_of(
+                found, limit, lambda item: self._tokens.seal((item[0].tenant, item[0].adapter), scope=scope)
+            )
+            # The message is made in the thread as well: other calls need not wait for hundreds of parts.
+            shown = [convert.adapter(row, aliases) for row, aliases in rows]
+            return pb.ListAdaptersResponse(adapters=shown, next_page_token=token)
 
-        found, aliases = await self._desk.read(read)
-        rows, token = page_of(found, limit, lambda row: self._tokens.seal((row.tenant, row.adapter), scope=scope))
-        shown = [convert.adapter(row, aliases[row.adapter_id]) for row in rows]
-        return pb.ListAdaptersResponse(adapters=shown, next_page_token=token)
+        return await self._desk.read(read)
 
     async def SetAlias(self, request: pb.SetAliasRequest, context: Any) -> pb.Alias:
         def work(transaction: Transaction, note: Note) -> pb.Alias:
@@ -188,7 +188,7 @@ class AdapterServicer(stubs.AdapterServiceServicer):
                 accounts.require_tenants(transaction.connection, wanted)
                 row = adapters.share(transaction, row, wanted, now_us=self._desk.now_us())
                 note.reason = "with " + (", ".join(wanted) or "nobody")
-            return convert.adapter(row, adapters.aliases_of(transaction.connection, [row.adapter_id])[row.adapter_id])
+            return convert.adapter(row, adapters.aliases_of(transaction.connection, row))
 
         return await self._desk.change(request, pb.Adapter, work, resource=request.name, request_id=request.request_id)
 

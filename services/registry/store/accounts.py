@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
 from loraport.bundle.digest import sha256_digest
 from loraport.log.leaf import Kind
@@ -15,10 +15,15 @@ from services.shared.errors import LoraportError
 from services.shared.names import tenant_name
 from services.shared.paging import Key
 
+_TENANT = select(tenants).where(tenants.c.tenant == bindparam("tenant"))
+_ACTIVE_SIGNERS = select(signers.c.key_id, signers.c.public_key_pem).where(
+    signers.c.tenant == bindparam("tenant"), signers.c.revoke_us.is_(None)
+)
+
 
 def find_tenant(connection: Connection, tenant: str) -> TenantRow | None:
     """Returns a tenant, or None."""
-    return build_optional(TenantRow, connection.execute(select(tenants).where(tenants.c.tenant == tenant)).first())
+    return build_optional(TenantRow, connection.execute(_TENANT, {"tenant": tenant}).first())
 
 
 def require_tenant(connection: Connection, tenant: str) -> TenantRow:
@@ -120,10 +125,8 @@ def list_signers(connection: Connection, tenant: str, *, after: Key | None, limi
 
 def active_signers(connection: Connection, tenant: str) -> Mapping[str, bytes]:
     """Returns key id → PEM of the signers whose manifests are accepted."""
-    statement = select(signers.c.key_id, signers.c.public_key_pem).where(
-        signers.c.tenant == tenant, signers.c.revoke_us.is_(None)
-    )
-    return {key: pem.encode("ascii") for key, pem in connection.execute(statement)}
+    found = connection.execute(_ACTIVE_SIGNERS, {"tenant": tenant})
+    return {key: pem.encode("ascii") for key, pem in found}
 
 
 def revoke_signer(transaction: Transaction, tenant: str, signer: str, *, now_us: int) -> SignerRow:

@@ -1,8 +1,6 @@
 """Adapters and their aliases."""
 
-from collections.abc import Sequence
-
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from loraport.bundle.canonical import canonical
 from loraport.bundle.digest import sha256_digest
@@ -16,11 +14,24 @@ from services.shared.errors import LoraportError
 from services.shared.names import AdapterName
 from services.shared.paging import Key
 
+_ADAPTER = select(adapters).where(adapters.c.tenant == bindparam("tenant"), adapters.c.adapter == bindparam("adapter"))
+_ADD = insert(adapters).returning(adapters.c.adapter_id)
+_RENEW = (
+    update(adapters)
+    .where(adapters.c.adapter_id == bindparam("row"))
+    .values(latest_version=bindparam("version"), base_model=bindparam("base"))
+)
+_ALIASES = (
+    select(aliases)
+    .where(aliases.c.adapter_id == bindparam("adapter_id"), aliases.c.removed.is_(False))
+    .order_by(aliases.c.alias)
+)
+
 
 def find_adapter(connection: Connection, name: AdapterName) -> AdapterRow | None:
     """Returns an adapter, or None."""
-    statement = select(adapters).where(adapters.c.tenant == name.tenant, adapters.c.adapter == name.adapter)
-    return build_optional(AdapterRow, connection.execute(statement).first())
+    key = {"tenant": name.tenant, "adapter": name.adapter}
+    return build_optional(AdapterRow, connection.execute(_ADAPTER, key).first())
 
 
 def require_adapter(connection: Connection, name: AdapterName) -> AdapterRow:
@@ -31,31 +42,42 @@ def require_adapter(connection: Connection, name: AdapterName) -> AdapterRow:
     return row
 
 
-def list_adapters(connection: Connection, tenant: str | None, *, after: Key | None, limit: int) -> list[AdapterRow]:
-    """Returns a page of adapters by name, of one tenant or of all (None), and one more."""
-    statement = select(adapters)
-    if tenant is not None:
-        statement = statement.where(adapters.c.tenant == tenant)
-    key = (adapters.c.tenant, adapters.c.adapter)
-    return build_all(AdapterRow, connection.execute(page(statement, key, after=after, limit=limit)))
-
-
-def put_adapter(transaction: Transaction, name: AdapterName, *, base_model: str, version: int, now_us: int) -> int:
-    """Notes an adapter's newest version and base, adding the adapter if need be; returns its row id."""
-    existing = find_adapter(transaction.connection, name)
-    if existing is not None:
-        change = update(adapters).where(adapters.c.adapter_id == existing.adapter_id)
-        transaction.connection.execute(change.values(latest_version=version, base_model=base_model))
-        return existing.adapter_id
-    addition = insert(adapters).values(
-        tenant=name.tenant,
-        adapter=name.adapter,
-        base_model=base_model,
-        latest_version=version,
-        shared_tenants=[],
-        create_us=now_us,
+def list_adapters(
+    connection: Connection, tenant: str | None, *, after: Key | None, limit: int
+) -> list[tuple[AdapterRow, list[AliasRow]]]:
+    """Returns a page of adapters by name, of one tenant or of all (None), and one more; with each its aliases."""
+    wanted = page(
+        select(adapters) if tenant is None else select(adapters).where(adapters.c.tenant == tenant),
+        (adapters.c.tenant, adapters.c.adapter),
+        after=after,
+        limit=limit,
     )
-    return int(transaction.connection.execute(addition.returning(adapters.c.adapter_id)).scalar_one())
+    rows = build_all(AdapterRow, connection.execute(wanted))
+    found: dict[int, list[AliasRow]] = {row.adapter_id: [] for row in rows}
+    # The page again rather than its ids: hundreds of values in one statement take longer to bind than to find.
+    of_page = aliases.c.adapter_id.in_(wanted.with_only_columns(adapters.c.adapter_id))
+    statement = select(aliases).where(of_page, aliases.c.removed.is_(False)).order_by(aliases.c.alias)
+    for alias in build_all(AliasRow, connection.execute(statement)):
+        found[alias.adapter_id].append(alias)
+    return [(row, found[row.adapter_id]) for row in rows]
+
+
+def put_adapter(transaction: Transaction, existing: AdapterRow | None, row: RevisionRow) -> int:
+    """Notes the newest version and base of an adapter, which is added when there is none; returns its row id."""
+    connection = transaction.connection
+    if existing is not None:
+        key = {"row": existing.adapter_id, "version": row.version, "base": row.base_model}
+        connection.execute(_RENEW, key)
+        return existing.adapter_id
+    values = {
+        "tenant": row.tenant,
+        "adapter": row.adapter,
+        "base_model": row.base_model,
+        "latest_version": row.version,
+        "shared_tenants": [],
+        "create_us": row.create_us,
+    }
+    return int(connection.execute(_ADD, values).scalar_one())
 
 
 def share(transaction: Transaction, row: AdapterRow, tenants: tuple[str, ...], *, now_us: int) -> AdapterRow:
@@ -70,17 +92,9 @@ def share(transaction: Transaction, row: AdapterRow, tenants: tuple[str, ...], *
     return shared
 
 
-def aliases_of(connection: Connection, adapter_ids: Sequence[int]) -> dict[int, list[AliasRow]]:
-    """Returns the aliases of several adapters, each list ordered by name, in one query."""
-    statement = (
-        select(aliases)
-        .where(aliases.c.adapter_id.in_(adapter_ids), aliases.c.removed.is_(False))
-        .order_by(aliases.c.adapter_id, aliases.c.alias)
-    )
-    found: dict[int, list[AliasRow]] = {adapter_id: [] for adapter_id in adapter_ids}
-    for row in build_all(AliasRow, connection.execute(statement)):
-        found[row.adapter_id].append(row)
-    return found
+def aliases_of(connection: Connection, row: AdapterRow) -> list[AliasRow]:
+    """Returns an adapter's aliases by name."""
+    return build_all(AliasRow, connection.execute(_ALIASES, {"adapter_id": row.adapter_id}))
 
 
 def find_alias(connection: Connection, adapter_id: int, alias: str) -> AliasRow | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, insert, literal, select
+from sqlalchemy import Connection, bindparam, insert, literal, select
 
 from loraport.log.leaf import Kind
 from services.registry.records import BaseRow
@@ -14,17 +14,18 @@ from services.shared.errors import LoraportError
 from services.shared.names import base_model_name
 from services.shared.paging import Key
 
+_BY_NAME = select(base_models).where(base_models.c.base_model == bindparam("base_model"))
+_BY_ID = select(base_models).where(base_models.c.base_id == bindparam("base_id"))
+
 
 def find_base(connection: Connection, base_model: str) -> BaseRow | None:
     """Returns a base model by name, or None."""
-    statement = select(base_models).where(base_models.c.base_model == base_model)
-    return build_optional(BaseRow, connection.execute(statement).first())
+    return build_optional(BaseRow, connection.execute(_BY_NAME, {"base_model": base_model}).first())
 
 
 def find_base_by_id(connection: Connection, base_id: str) -> BaseRow | None:
     """Returns a base model by its digest, or None."""
-    statement = select(base_models).where(base_models.c.base_id == base_id)
-    return build_optional(BaseRow, connection.execute(statement).first())
+    return build_optional(BaseRow, connection.execute(_BY_ID, {"base_id": base_id}).first())
 
 
 def list_bases(connection: Connection, *, after: Key | None, limit: int) -> list[BaseRow]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text, update
+from sqlalchemy import Connection, Engine, bindparam, create_engine, event, make_url, select, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from services.registry.ports import EpochListener
@@ -24,6 +24,10 @@ log = structlog.get_logger()
 
 BUSY_TIMEOUT_S = 10
 _IMMEDIATE = "loraport_immediate"
+# Built once, here and in all of the store: building a statement around its values took longer than running it.
+_EPOCH = select(catalog_state.c.epoch)
+_TURN = _EPOCH.with_for_update()
+_ADVANCE = update(catalog_state).values(epoch=bindparam("newest"))
 
 
 class Transaction:
@@ -72,11 +76,11 @@ class Database:
             LoraportError: REGISTRY_UNAVAILABLE or STORAGE_FULL.
         """
         with self._turn, self.exclusive() as connection:
-            last = connection.execute(select(catalog_state.c.epoch).with_for_update()).scalar_one()
+            last = connection.execute(_TURN).scalar_one()
             transaction = Transaction(connection, last)
             yield transaction
             if transaction.changed:
-                connection.execute(update(catalog_state).values(epoch=last + 1))
+                connection.execute(_ADVANCE, {"newest": last + 1})
         if transaction.changed and self._listener is not None:
             self._listener(last + 1)
 
@@ -96,7 +100,7 @@ class Database:
     def epoch(self) -> int:
         """Returns the newest committed epoch. Raises LoraportError (REGISTRY_UNAVAILABLE)."""
         with self.read() as connection:
-            return int(connection.execute(select(catalog_state.c.epoch)).scalar_one())
+            return int(connection.execute(_EPOCH).scalar_one())
 
     def close(self) -> None:
         """Closes every connection."""
@@ -144,4 +148,4 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     immediate = connection.get_execution_options().get(_IMMEDIATE)
-    connection.execute(text("BEGIN IMMEDIATE" if immediate else "BEGIN"))
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import Connection, bindparam, insert, select, text, update
 
 from loraport.bundle.digest import sha256_digest
 from loraport.log.leaf import Kind
@@ -18,26 +18,33 @@ from services.shared.errors import LoraportError
 from services.shared.names import AdapterName
 from services.shared.paging import Key
 
-# Built once, with the values beside them: building a statement around its values took longer than running it.
 _INSERT, _INSERT_DOCUMENT = insert(revisions), insert(revision_documents)
+# The condition must be the partial index's, word for word: SQLite does not see that `current IS 1` implies it, and
+# would read the whole table.
+_CURRENT = select(revisions).where(revisions.c.revision_id == bindparam("revision_id"), text("revisions.current"))
+_VERSION = (
+    select(revisions)
+    .join(adapters, adapters.c.adapter_id == revisions.c.adapter_id)
+    .where(
+        adapters.c.tenant == bindparam("tenant"),
+        adapters.c.adapter == bindparam("adapter"),
+        revisions.c.version == bindparam("version"),
+    )
+)
+_MANIFEST = select(revision_documents.c.manifest_envelope).where(
+    revision_documents.c.adapter_id == bindparam("adapter_id"), revision_documents.c.version == bindparam("version")
+)
 
 
 def find_current(connection: Connection, revision_id: str) -> RevisionRow | None:
     """Returns the newest announcement of some content, or None."""
-    # The condition must be the partial index's, word for word: SQLite does not see that `current IS 1` implies it,
-    # and would read the whole table.
-    statement = select(revisions).where(revisions.c.revision_id == revision_id, text("revisions.current"))
-    return build_optional(RevisionRow, connection.execute(statement).first())
+    return build_optional(RevisionRow, connection.execute(_CURRENT, {"revision_id": revision_id}).first())
 
 
 def find_version(connection: Connection, name: AdapterName, version: int) -> RevisionRow | None:
     """Returns one announcement, superseded or not, or None."""
-    statement = (
-        select(revisions)
-        .join(adapters, adapters.c.adapter_id == revisions.c.adapter_id)
-        .where(adapters.c.tenant == name.tenant, adapters.c.adapter == name.adapter, revisions.c.version == version)
-    )
-    return build_optional(RevisionRow, connection.execute(statement).first())
+    key = {"tenant": name.tenant, "adapter": name.adapter, "version": version}
+    return build_optional(RevisionRow, connection.execute(_VERSION, key).first())
 
 
 def require(row: RevisionRow | None) -> RevisionRow:
@@ -56,10 +63,8 @@ def list_revisions(connection: Connection, adapter_id: int, *, after: Key | None
 
 def manifest_envelope(connection: Connection, row: RevisionRow) -> bytes:
     """Returns the publisher's envelope of a revision."""
-    statement = select(revision_documents.c.manifest_envelope).where(
-        revision_documents.c.adapter_id == row.adapter_id, revision_documents.c.version == row.version
-    )
-    return bytes(connection.execute(statement).scalar_one())
+    key = {"adapter_id": row.adapter_id, "version": row.version}
+    return bytes(connection.execute(_MANIFEST, key).scalar_one())
 
 
 def add(transaction: Transaction, row: RevisionRow, *, adapter_id: int, envelope: bytes) -> RevisionRow:

@@ -232,8 +232,9 @@ class _MethodRecorder:
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        # Not passed on: grpc keeps a task waiting for each registered method and looks through all of them at every
+        # call. The same handlers are found by their names.
         self._methods.extend(f"/{service}/{method}" for method in handlers)
-        self._server.add_registered_method_handlers(service, handlers)
 
 
 async def run_blocking(function: Callable[..., Any], *arguments: Any) -> Any:
