@@ -118,6 +118,7 @@ class FakeRegistry(AdapterServiceServicer, BaseModelServiceServicer, CatalogServ
         self.publisher = SigningKey.generate()
         self.revisions: dict[str, adapters.Revision] = {}
         self.records: dict[str, bytes] = {}
+        self.leaves: dict[str, int] = {}
         self.admitted: list[Verification] = []
         self.epoch = 1
         self.admit_hook: Callable[[], None] = lambda: None
@@ -177,7 +178,8 @@ class FakeRegistry(AdapterServiceServicer, BaseModelServiceServicer, CatalogServ
                 sequence=self.epoch,
                 issued_time=int(time.time()),
             )
-            self.records[revision_id] = seal(record, record_key or self.key)
+            envelope = self.records[revision_id] = seal(record, record_key or self.key)
+            self.leaves[revision_id] = self.log.record(revision.name, envelope)
         async with self._changed:
             self.epoch += 1
             self._changed.notify_all()
@@ -200,6 +202,7 @@ class FakeRegistry(AdapterServiceServicer, BaseModelServiceServicer, CatalogServ
                         weights_digest=revision.weights_digest,
                         size_bytes=revision.size_bytes,
                         record_envelope=self.records.get(revision.revision_id, b""),
+                        record_leaf=self.leaves.get(revision.revision_id, 0),
                     )
                 )
             )

@@ -67,8 +67,9 @@ class Registry(Protocol):
         """Return the standing of an ACTIVE revision.
 
         Raises:
-            LoraportError: REVISION_NOT_ACTIVE; REGISTRY_UNAVAILABLE when it is not known here and cannot be asked;
-                CHECKPOINT_STALE when the registry's checkpoint is so old that nothing may serve any more.
+            LoraportError: REVISION_NOT_ACTIVE; RECORD_NOT_LOGGED; REGISTRY_UNAVAILABLE when it is not known here, or
+                not proven yet, and cannot be asked; CHECKPOINT_STALE when the registry's checkpoint is so old that
+                nothing may serve any more, or none that could prove the record is believed.
         """
 
     async def require_fresh(self) -> None:

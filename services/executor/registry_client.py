@@ -1,4 +1,6 @@
-"""The port to the registry: its catalog, followed, and the records in it, whose signatures are checked here."""
+"""The port to the registry: its catalog, followed, and the records in it, whose signatures and place in the log are
+checked here.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from services.shared.catalog import RevisionItem, verified_record
 from services.shared.catalog_client import CatalogClient
 from services.shared.checkpoint import CheckpointKeeper
 from services.shared.errors import LoraportError
+from services.shared.inclusion import LogClient, RecordProofs
 from services.shared.statements import StatementError, TrustedKeys
 
 log = structlog.get_logger()
@@ -33,6 +36,7 @@ class RegistryClient:
     ) -> None:
         self._channel = channel
         self._keeper = keeper
+        self._proofs = RecordProofs(LogClient(channel), keeper)
         self._trusted = trusted
         self._catalog = CatalogClient(channel, artefacts_only=True, on_gone=self._gone, on_checkpoint=keeper.offer)
         self._on_gone = on_gone
@@ -62,8 +66,16 @@ class RegistryClient:
             raise LoraportError("REVISION_NOT_ACTIVE")
         known = self._checked.get(revision_id)
         if known is None or known[0] is not item:
-            known = self._checked[revision_id] = (item, self._check(item))
+            standing = self._check(item)
+            await self._proofs.require_logged(item)
+            if not self._active(revision_id):  # revoked while it was being proven
+                raise LoraportError("REVISION_NOT_ACTIVE")
+            known = self._checked[revision_id] = (item, standing)
         return known[1]
+
+    def _active(self, revision_id: str) -> bool:
+        item = self._catalog.view.revisions.get(revision_id)
+        return item is not None and item.state == "ACTIVE"
 
     def _check(self, item: RevisionItem) -> Standing:
         try:

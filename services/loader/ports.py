@@ -78,6 +78,12 @@ class RegistryPort(Protocol):
     def require_alive(self) -> None:
         """Raises LoraportError (CHECKPOINT_STALE) when what is loaded may not be handed out any more either."""
 
+    async def require_logged(self, item: RevisionItem) -> None:
+        """Returns when the item's record is proven to be in the log; asks once for each record.
+
+        Raises LoraportError: RECORD_NOT_LOGGED, LOG_SPLIT_VIEW or CHECKPOINT_STALE.
+        """
+
     async def revision(self, revision_id: str) -> RevisionInfo:
         """Returns one revision with its manifest."""
 

@@ -18,6 +18,7 @@ from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
 from services.shared.checkpoint import CheckpointKeeper
 from services.shared.errors import LoraportError
+from services.shared.inclusion import LogClient, RecordProofs
 from services.shared.names import base_model_name
 from services.shared.rpc.status import from_rpc_error
 
@@ -37,6 +38,7 @@ class RegistryClient:
     def __init__(self, channel: grpc.aio.Channel, keeper: CheckpointKeeper) -> None:
         self._channel = channel
         self._keeper = keeper
+        self._proofs = RecordProofs(LogClient(channel), keeper)
         self._adapters = AdapterServiceStub(channel)
         self._bases = BaseModelServiceStub(channel)
         self._catalog: CatalogClient | None = None
@@ -74,6 +76,9 @@ class RegistryClient:
 
     def require_alive(self) -> None:
         self._keeper.require_alive()
+
+    async def require_logged(self, item: RevisionItem) -> None:
+        await self._proofs.require_logged(item)
 
     async def revision(self, revision_id: str) -> RevisionInfo:
         revision = await _answer(

@@ -1,6 +1,7 @@
 """From a revision id to what may be loaded for it: the signed record, the manifest, digest and size.
 
-The catalog is a hint; the record's signature decides. Manifests are asked for once and kept.
+The catalog is a hint; the record's signature and the proof that it is in the log decide. Manifests are asked for once
+and kept.
 """
 
 import asyncio
@@ -48,7 +49,8 @@ class Resolver:
 
         Raises:
             LoraportError: REVISION_NOT_FOUND, REVISION_NOT_ACTIVE, DIGEST_MISMATCH (the stored manifest is not of
-                this revision), REGISTRY_UNAVAILABLE, or CHECKPOINT_STALE (for so long that nothing is handed out).
+                this revision), REGISTRY_UNAVAILABLE, CHECKPOINT_STALE (for so long that nothing is handed out), or what
+                RegistryPort.require_logged raises.
         """
         self._registry.require_alive()
         item = await self._registry.item(revision_id)
@@ -77,7 +79,7 @@ class Resolver:
         except StatementError as error:
             log.error("record refused", revision_id=item.revision_id, why=str(error))
             raise LoraportError("REVISION_NOT_ACTIVE", f"revision {item.revision_id} has no valid record") from None
-        info = await self._registry.revision(item.revision_id)
+        _, info = await asyncio.gather(self._registry.require_logged(item), self._registry.revision(item.revision_id))
         await asyncio.to_thread(_check_manifest, info.manifest_envelope, record)
         return Resolved(
             revision_id=record.revision_id,

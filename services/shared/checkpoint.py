@@ -7,6 +7,7 @@ checkpoint comes that continues the first. The rules are `loraport.log.checkpoin
 """
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -145,6 +146,7 @@ class CheckpointKeeper:
         self._waiting: bytes | None = None
         self._task: asyncio.Task[None] | None = None
         self._first = asyncio.Event()
+        self._judged = asyncio.Event()
 
     def offer(self, envelope: bytes) -> None:
         """Takes a checkpoint that came with the catalog; it is judged in the background, the newest first."""
@@ -173,6 +175,15 @@ class CheckpointKeeper:
             raise LoraportError("CHECKPOINT_STALE")
         if catalog_epoch() < self.newest.catalog_epoch:
             raise LoraportError("CHECKPOINT_STALE", "the catalog is older than its checkpoint")
+
+    async def reach(self, tree_size: int, timeout_s: float) -> Checkpoint | None:
+        """Returns the newest believed checkpoint once its tree has `tree_size` leaves; None when that took too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.newest is None or self.newest.tree_size < tree_size:
+                    await self._judged.wait()
+                return self.newest
+        return None
 
     def require_alive(self) -> None:
         """Returns when what is loaded may go on serving.
@@ -208,6 +219,8 @@ class CheckpointKeeper:
                 refused = "UNWRITTEN"
             self._refused = refused
             self._first.set()
+            self._judged.set()
+            self._judged = asyncio.Event()
 
     async def _judge(self, envelope: bytes) -> str:
         """Believes a checkpoint and returns an empty text, or returns why not."""

@@ -89,6 +89,10 @@ REASONS = MappingProxyType(
             Code.FAILED_PRECONDITION,
             "The registry shows a log that contradicts the one seen before; nothing new is loaded. Audit it at once.",
         ),
+        "RECORD_NOT_LOGGED": (
+            Code.FAILED_PRECONDITION,
+            "The revision's record is signed and not in the registry's log; it is not loaded. Audit the log at once.",
+        ),
         "SOURCE_UNUSABLE": (Code.FAILED_PRECONDITION, "The source gives something else than the files asked for."),
         "STALE_ETAG": (Code.ABORTED, "The resource changed since it was read; read it again."),
         # what is used up or down

@@ -52,6 +52,7 @@ class Published:
     weights_digest: str
     manifest: bytes
     record: bytes
+    leaf: int
     max_rank: int
     state: Any = State.STATE_ACTIVE
 
@@ -101,6 +102,7 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
             sequence=1,
             issued_time=int(time.time()),
         )
+        envelope = seal(record, self.key)
         manifest = sign_envelope(IN_TOTO_PAYLOAD_TYPE, document, SigningKey.generate())
         done = Published(
             name=adapter_dir.name,
@@ -109,7 +111,8 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
             weights=weights,
             weights_digest=record.weights_digest,
             manifest=manifest,
-            record=seal(record, self.key),
+            record=envelope,
+            leaf=self.log.record(f"tenants/{tenant}/adapters/{adapter_dir.name}/revisions/v1", envelope),
             max_rank=max(m.rank for m in verdict.modules),
         )
         self.published[done.revision_id] = done
@@ -137,6 +140,7 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
                         size_bytes=len(p.weights),
                         max_rank=p.max_rank,
                         record_envelope=p.record,
+                        record_leaf=p.leaf,
                     )
                 )
                 for p in self.published.values()

@@ -73,7 +73,7 @@ async def test_rollback_and_split_view_load_nothing_and_have_their_own_names(rig
     log.grow(4)
     await tell(rig, lambda: log.checkpoint(rig.peers.epoch))
     await rig.answer(P, one)
-    other = FakeLog(rig.peers.key, size=7, history="other")
+    other = FakeLog(rig.peers.key, size=log.size, history="other")
     await tell(rig, lambda: other.checkpoint(rig.peers.epoch))
     assert await reason(rig.call(P, two)) == "LOG_SPLIT_VIEW"
     assert (await rig.answer(P, one)).tokens[0]

@@ -255,6 +255,9 @@ class Registry:
     def require_alive(self) -> None:
         return None
 
+    async def require_logged(self, item: RevisionItem) -> None:
+        self._run("require_logged", lambda: None)
+
     async def item(self, revision_id: str) -> RevisionItem:
         bundle = self._world.bundle
         return self._run(
