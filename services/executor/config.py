@@ -8,6 +8,21 @@ from services.shared.rpc.channels import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """How the base model is computed."""
+
+    # Which decoder: `native` for the Llama family, `transformers` for other decoders, `auto` for the fastest that is
+    # exact.
+    path: Literal["auto", "native", "transformers"] = "auto"
+    # Cap on prompt and answer together; 0 for the base model's own limit.
+    max_context_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.max_context_tokens < 0:
+            raise ValueError("max_context_tokens is not negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
     """Fields of the configuration file. Sizes in bytes, times in seconds, addresses `host:port`."""
 
@@ -21,9 +36,10 @@ class ExecutorConfig:
     base_model: str
     # What the base and the adapters are computed in.
     dtype: Literal["float32", "bfloat16"] = "float32"
+    model: ModelOptions = field(default_factory=ModelOptions)
     # This service's certificate and key, and the two CAs.
     tls: TlsFiles
-    # Directory of the roles' public keys.
+    # Directory of trust roots, where the first one is believed.
     trust_dir: str
     registry_address: str
     # The loader of this node.
@@ -43,8 +59,6 @@ class ExecutorConfig:
     max_rows: int = 64
     max_step_tokens: int = 512
     max_open: int = 1024
-    # Cap on prompt and answer together; 0 for the base model's own limit.
-    max_context_tokens: int = 4096
     # Which idle revision leaves when room is needed.
     eviction: Literal["gdsf-d", "lru"] = "gdsf-d"
     # Compute threads; 0 for as many as there are cores.
@@ -62,5 +76,5 @@ class ExecutorConfig:
             raise ValueError("budgets, sizes and counts must be at least 1")
         if self.max_step_tokens < self.max_rows:
             raise ValueError("max_step_tokens must hold one token of every row, so at least max_rows")
-        if min(self.max_context_tokens, self.threads) < 0 or self.load_timeout_s <= 0 or self.drain_s < 0:
-            raise ValueError("max_context_tokens, threads and drain_s are not negative, load_timeout_s is above 0")
+        if self.threads < 0 or self.load_timeout_s <= 0 or self.drain_s < 0:
+            raise ValueError("threads and drain_s are not negative, load_timeout_s is above 0")

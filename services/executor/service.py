@@ -29,7 +29,7 @@ from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.rpc.service import first_ended
-from services.shared.trust import TrustError, TrustStore
+from services.shared.trust import TrustError, TrustStore, state_file
 
 log = structlog.get_logger()
 
@@ -49,7 +49,8 @@ class ExecutorService:
         keeper = CheckpointKeeper(
             prove_by(channel), trusted=checkpoint_keys(trust), policy=config.checkpoint, clock=clock
         )
-        self._registry = RegistryClient(channel, keeper, trusted=trust.keys("registry"), on_gone=self._gone)
+        self._registry = RegistryClient(channel, keeper, trusted=trust.keys("registry"), on_gone=self._gone, on_root=trust.offer)
+        trust.on_change(self._registry.forget)
         self._board = Board(config.valkey_url)
         self._device: Device | None = None
         self._berths: Berths | None = None
@@ -131,12 +132,13 @@ class ExecutorService:
                 clock=self._clock.monotonic,
                 options=EngineOptions(load_bytes_per_step=config.load_bytes_per_step),
                 on_fault=_on_fault,
-                max_context=config.max_context_tokens or None,
+                max_context=config.model.max_context_tokens or None,
+                model_path=config.model.path,
                 threads=config.threads,
             )
         except (BaseModelError, ModelUnsupported, ValueError) as error:
             raise ConfigError(f"the base model cannot be served: {error}") from None
-        log.info("base model loaded", seconds=round(self._clock.monotonic() - started, 1))
+        log.info("base model loaded", decoder=device.model.path, seconds=round(self._clock.monotonic() - started, 1))
         return device, base
 
     async def stop(self) -> None:
@@ -195,7 +197,7 @@ async def build(config: ExecutorConfig) -> ExecutorService:
     if not is_id(config.name):
         raise ConfigError(f"name must be an id, not {config.name!r:.80}")
     try:
-        trust = TrustStore.load(config.trust_dir)
+        trust = TrustStore.load(config.trust_dir, state_file=state_file(config.checkpoint.state_file))
     except TrustError as error:
         raise ConfigError(str(error)) from None
     return ExecutorService(config, trust=trust, clock=SystemClock())

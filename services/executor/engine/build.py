@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from services.executor.adapter_pool import AdapterPool
-from services.executor.engine.device_pool import DevicePool, page_bytes
+from services.executor.engine.device_pool import POOL_DTYPE, DevicePool, page_bytes
 from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.engine.runner import Runner
 from services.executor.engine.staging import Staged, stage
@@ -18,8 +18,9 @@ from services.executor.eviction import make_policy
 from services.executor.intake import HostAdapter
 from services.executor.kv_blocks import BlockPool
 from services.executor.model.attention import KvCache
-from services.executor.model.interface import Decoder
-from services.executor.model.native import load_native
+from services.executor.model.families import Wanted
+from services.executor.model.interface import Decoder, ModelInfo
+from services.executor.model.load import load_decoder
 from services.executor.plan import SchedulerLimits
 from services.executor.scheduler import Scheduler
 
@@ -60,7 +61,7 @@ def build_engine(
     info = decoder.info
     block_bytes = 2 * info.layers * sizes.block_size * info.kv_heads * info.head_dim * info.dtype.itemsize
     block_count = sizes.kv_bytes // block_bytes
-    one_page = page_bytes(decoder.groups, rows_per_page=sizes.page_rows, dtype=info.dtype)
+    one_page = page_bytes(decoder.groups, rows_per_page=sizes.page_rows, dtype=POOL_DTYPE)
     page_count = sizes.pool_bytes // one_page
     if block_count < 2 or page_count < 1:
         raise ValueError(
@@ -79,7 +80,6 @@ def build_engine(
         decoder.groups,
         page_count=page_count,
         rows_per_page=sizes.page_rows,
-        dtype=info.dtype,
         poison=sizes.poison,
     )
     limits = SchedulerLimits(
@@ -109,6 +109,7 @@ class Device:
     """An engine, and how a revision's host arrays are arranged for it (off the device thread)."""
 
     engine: Engine
+    model: ModelInfo
     stage: Callable[[HostAdapter], Staged]
     max_rank: int
 
@@ -123,11 +124,13 @@ def open_device(
     options: EngineOptions,
     on_fault: Callable[[BaseException], None],
     max_context: int | None = None,
+    model_path: Wanted = "auto",
     threads: int = 0,
 ) -> Device:
     """Load the base in `directory` as "float32" or "bfloat16" and return a device whose engine has not started.
 
-    `threads` bounds the process's compute threads; 0 leaves torch's choice. Takes seconds.
+    `model_path` forces one of the decoders of model/families.py. `threads` bounds the process's compute threads; 0
+    leaves torch's choice. Takes seconds.
 
     Raises:
         ModelUnsupported: the base cannot be computed exactly.
@@ -138,9 +141,11 @@ def open_device(
     # Host bytes may be the loader's sealed memory, which nobody can write to; staging only reads them.
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-    decoder = load_native(directory, dtype=kind, max_context=max_context)
+    decoder = load_decoder(directory, dtype=kind, max_context=max_context, wanted=model_path)
     engine = build_engine(
         decoder, base_digest=base_digest, sizes=sizes, clock=clock, options=options, on_fault=on_fault
     )
     pages = engine.state().page_count
-    return Device(engine, lambda host: stage(host, decoder.groups, dtype=kind), pages * sizes.page_rows)
+    return Device(
+        engine, decoder.info, lambda host: stage(host, decoder.groups, dtype=POOL_DTYPE), pages * sizes.page_rows
+    )

@@ -3,7 +3,7 @@
 The cache of a layer has shape [blocks, block_size, kv_heads, head_dim]; block 0 is the null block and stays zero.
 Rows are handled in groups that share one product: all rows that decode and have about the same context
 (padded to the longest with the null block), and all prefill chunks of one shape. Grouping is decided once per step;
-the layers repeat it.
+the layers repeat it. In float32, decoding rows read the cache where it lies (paged_decode.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.executor.kv_blocks import NULL_BLOCK
+from services.executor.model.paged_decode import PagedDecode
 
 
 class KvCache:
@@ -60,7 +61,8 @@ class AttentionSpan:
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Spans computed together. `rows` int64 [spans * count]; `table` int64 [spans * blocks], None for prefill without
-    context; `last` int64 [spans or 1, count], each query's position, so the last key that it sees; `keys` positions."""
+    context; `last` int64 [spans or 1, count], each query's position, so the last key that it sees; `keys` positions.
+    `paged` computes the whole group where it is set."""
 
     rows: torch.Tensor
     spans: int
@@ -70,6 +72,7 @@ class _Group:
     keys: int
     fold: int
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    paged: PagedDecode | None = None
 
     def is_plain(self, window: int | None) -> bool:
         """Says whether the queries and keys of this step alone, plainly causal, are all that counts."""
@@ -104,7 +107,7 @@ class AttentionBatch:
         self._fold = q_heads // kv_heads
         self._kv_heads = kv_heads
         self._slots = _slots(spans, cache.block_size)
-        self._groups = [_make_group(group, cache.block_size, self._fold) for group in _group(spans)]
+        self._groups = [_make_group(group, cache, q_heads, kv_heads) for group in _group(spans)]
         self._whole = len(self._groups) == 1 and _is_range(self._groups[0].rows, len(self._slots))
 
     def attend(
@@ -136,6 +139,8 @@ class AttentionBatch:
         keys: torch.Tensor, values: torch.Tensor, rule: _Rule,
     ) -> torch.Tensor:  # fmt: skip
         head_dim, n, count, heads = q.shape[2], group.spans, group.count, self._kv_heads
+        if group.paged is not None:
+            return group.paged.attend(q, keys, values, scale=rule.scale, window=rule.window, softcap=rule.softcap)
         if group.is_plain(rule.window) and rule.softcap is None:
             qs, ks, vs = (t.view(n, count, -1, head_dim).transpose(1, 2) for t in (q, k, v))
             out = scaled_dot_product_attention(qs, ks, vs, is_causal=True, scale=rule.scale, enable_gqa=self._fold > 1)
@@ -199,13 +204,19 @@ def _bucket(blocks: int) -> int:
     return size
 
 
-def _make_group(spans: Sequence[AttentionSpan], block_size: int, fold: int) -> _Group:
-    count = spans[0].count
+def _make_group(spans: Sequence[AttentionSpan], cache: KvCache, q_heads: int, kv_heads: int) -> _Group:
+    count, fold, block_size = spans[0].count, q_heads // kv_heads, cache.block_size
     rows = torch.cat([torch.arange(span.row, span.row + count) for span in spans])
     starts = torch.tensor([span.start for span in spans])
     last = starts[:, None] + torch.arange(count)[None, :]
     if count > 1 and spans[0].start == 0:
         return _Group(rows, len(spans), count, None, last[:1], count, fold)
+    if count == 1 and cache.k.dtype is torch.float32 and cache.k.device.type == "cpu":
+        paged = PagedDecode(
+            [s.start for s in spans], [s.blocks for s in spans], block_size=block_size, q_heads=q_heads,
+            kv_heads=kv_heads, slots=cache.k.shape[1] * block_size,
+        )  # fmt: skip
+        return _Group(rows, len(spans), count, None, last, 0, fold, paged=paged)
     width = max(len(span.blocks) for span in spans)
     table = torch.tensor([list(s.blocks) + [NULL_BLOCK] * (width - len(s.blocks)) for s in spans]).view(-1)
     return _Group(rows, len(spans), count, table, last, width * block_size, fold)

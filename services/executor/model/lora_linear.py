@@ -1,4 +1,4 @@
-"""A linear (or several that share their input) with the step's adapters on top."""
+"""A step's adapters, arranged once for all linears and layers, and added on top of the base's products."""
 
 from __future__ import annotations
 
@@ -7,42 +7,116 @@ from dataclasses import dataclass
 
 import torch
 
-from services.executor.kernels.dispatch import GROUPED, choose_path
-from services.executor.kernels.layout import RowLayout
-from services.executor.kernels.shrink_expand import Bank, add_grouped, add_segmented, rank_mask
+from services.executor.kernels.dispatch import BASE, choose_path, has_many_rows
+from services.executor.kernels.layout import RowLayout, Segment
+from services.executor.kernels.shrink_expand import Bank, PagedStep, Run, add_run, gather_run, make_run
+
+
+class GroupAdapter:
+    """What one adapter has in one group: its pool rows, and alpha / rank per layer and sub (0: module not touched)."""
+
+    __slots__ = ("_bank", "_run", "rows", "scaling")
+
+    def __init__(self, bank: Bank, rows: Sequence[int], scaling: Sequence[Sequence[float]]) -> None:
+        self.rows = torch.tensor(rows)
+        self.scaling = scaling
+        self._bank = bank
+        self._run: Run | None = None
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
+        """Add this adapter to all rows of y, in place."""
+        if self._run is None:
+            self._run = make_run(self._bank, self.rows.tolist(), self.scaling)
+        if self._run is not None:
+            add_run(y, x, self._run, layer)
+        else:
+            add_run(y, x, gather_run(self._bank, self.rows, self.scaling[layer], layer), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """One group's part of a step: dense products for `many` runs of rows, one paged step for the rows `few`."""
+
+    many: tuple[tuple[slice, GroupAdapter], ...]
+    paged: PagedStep | None
+    few: slice | torch.Tensor
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
+        """Add to y in place. Shapes: y [rows, sum(out)], x [rows, in]; float32."""
+        for rows, adapter in self.many:
+            adapter.add(y[rows], x[rows], layer)
+        if self.paged is None:
+            return
+        if isinstance(self.few, slice):
+            self.paged.add(y[self.few], x[self.few], layer)
+        else:
+            some = y.index_select(0, self.few)
+            self.paged.add(some, x.index_select(0, self.few), layer)
+            y.index_copy_(0, self.few, some)
 
 
 @dataclass(frozen=True, slots=True)
 class LoraBatch:
-    """The adapters of one packed tensor of rows: layout, banks by group name, and the path that computes them."""
+    """The adapters of one packed tensor of rows, by group name, and the path that computes them."""
 
     layout: RowLayout
-    banks: Mapping[str, Bank]
-    masks: Mapping[str, torch.Tensor]
+    groups: Mapping[str, GroupBatch]
     path: str
 
     def add(self, group: str, layer: int, y: torch.Tensor, x: torch.Tensor) -> None:
         """Add the adapters of `group` in `layer` to y, in place; base rows are untouched.
 
-        Shapes: y [rows, sum(out)], x [rows, in].
+        Shapes: y [rows, sum(out)], x [rows, in]. Adapters are float32: y of another dtype is added to and rounded once.
         """
-        bank = self.banks.get(group)
-        if bank is None or not self.layout.segments:
+        part = self.groups.get(group)
+        if part is None:
             return
-        if self.path == GROUPED:
-            add_grouped(y, x, bank=bank, layer=layer, layout=self.layout, mask=self.masks[group])
-        else:
-            add_segmented(y, x, bank=bank, layer=layer, layout=self.layout)
+        if y.dtype is torch.float32:
+            part.add(y, x, layer)
+            return
+        low = self.layout.base_rows
+        wide = y.float()
+        part.add(wide, x.float(), layer)
+        y[low:] = wide[low:].to(y.dtype)
 
 
-def make_batch(layout: RowLayout, banks: Mapping[str, Bank], *, device_type: str) -> LoraBatch:
-    """Choose the path for these rows and prepare its masks."""
+def base_batch(layout: RowLayout) -> LoraBatch:
+    """Return the batch of a step without adapters."""
+    return LoraBatch(layout, {}, BASE)
+
+
+def make_batch(
+    layout: RowLayout,
+    banks: Mapping[str, Bank],
+    adapters: Sequence[Mapping[str, GroupAdapter]],
+    *,
+    device_type: str,
+) -> LoraBatch:
+    """Arrange a step. `adapters[i]` has adapter i of the layout, by the names of the groups that it touches."""
     path = choose_path(layout, device_type=device_type)
-    masks = {}
-    if path == GROUPED:
-        by_spans: dict[Sequence[tuple[int, int]], torch.Tensor] = {}
-        for name, bank in banks.items():
-            if bank.spans not in by_spans:
-                by_spans[bank.spans] = rank_mask(layout, bank.spans, bank.ranks)
-            masks[name] = by_spans[bank.spans]
-    return LoraBatch(layout, banks, masks, path)
+    groups = {}
+    for name, bank in banks.items():
+        own = [adapter.get(name) for adapter in adapters]
+        if any(own):
+            groups[name] = _group_batch(layout.segments, bank, own)
+    return LoraBatch(layout, groups, path)
+
+
+def _group_batch(segments: Sequence[Segment], bank: Bank, own: Sequence[GroupAdapter | None]) -> GroupBatch:
+    many: list[tuple[slice, GroupAdapter]] = []
+    few: list[int] = []
+    ranks: list[torch.Tensor] = []
+    for segment in segments:
+        adapter = own[segment.adapter]
+        if adapter is None:
+            continue
+        if has_many_rows(segment):
+            many.append((slice(segment.start, segment.end), adapter))
+        else:
+            few += range(segment.start, segment.end)
+            ranks += [adapter.rows] * segment.rows
+    if not few:
+        return GroupBatch(tuple(many), None, slice(0, 0))
+    adjacent = few[-1] - few[0] + 1 == len(few)
+    where = slice(few[0], few[-1] + 1) if adjacent else torch.tensor(few)
+    return GroupBatch(tuple(many), PagedStep(bank, ranks), where)

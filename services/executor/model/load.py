@@ -1,0 +1,37 @@
+"""Loads a checkpoint with the decoder that `families.py` chooses for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import structlog
+import torch
+
+from services.executor.model.config import ConfigUnsupported
+from services.executor.model.families import NATIVE, Wanted, choose_path
+from services.executor.model.interface import Decoder, ModelUnsupported
+from services.executor.model.native import load_native
+
+log = structlog.get_logger()
+
+
+def load_decoder(
+    directory: Path, *, dtype: torch.dtype, max_context: int | None = None, wanted: Wanted = "auto"
+) -> Decoder:
+    """Load a local Hugging Face directory. `max_context` caps the tokens of a request; `wanted` forces a decoder.
+
+    Raises:
+        ModelUnsupported: neither decoder, or not the one that is wanted, computes the checkpoint exactly.
+    """
+    try:
+        path = choose_path(json.loads((directory / "config.json").read_text()), wanted=wanted)
+    except (OSError, ValueError, TypeError, ConfigUnsupported) as error:
+        raise ModelUnsupported(f"{directory}: {error}") from error
+    log.info("decoder chosen", path=path.name, reason=path.reason)
+    if path.name == NATIVE:
+        return load_native(directory, dtype=dtype, max_context=max_context)
+    # Imported here: transformers takes seconds, and the native path does without it.
+    from services.executor.model.hf import load_transformers
+
+    return load_transformers(directory, dtype=dtype, max_context=max_context)
