@@ -32,6 +32,7 @@ TYPED = (
     "services/executor/plan.py",
     "services/executor/request.py",
     "services/executor/scheduler.py",
+    "services/executor/spec_check.py",
 )
 
 STEPS: dict[str, tuple[str, ...]] = {

@@ -1,6 +1,6 @@
 """The client for threads. `loraport.aio` has the same one for asyncio."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -8,11 +8,12 @@ from typing import Any, Self, Unpack
 import grpc
 
 from loraport import wire
+from loraport.completion import CompletionBuilder
 from loraport.errors import error_from_rpc
 from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.router.v1 import inference_service_pb2_grpc as stubs
-from loraport.values import Adapter, Completion, Event, TokenCount
-from loraport.wire import GenerateOptions, PromptOptions, Settings
+from loraport.values import Adapter, Completion, Event, Score, TokenCount
+from loraport.wire import GenerateOptions, PromptOptions, ScoreOptions, Settings
 
 
 class Client:
@@ -93,7 +94,7 @@ class Client:
         Raises:
             LoraportError: see `loraport.errors`.
         """
-        builder = wire.CompletionBuilder()
+        builder = CompletionBuilder()
         for event in self.stream(prompt, **options):
             builder.add(event)
         return builder.result()
@@ -111,14 +112,24 @@ class Client:
 
     def count_tokens(self, prompt: str | None = None, **options: Unpack[PromptOptions]) -> TokenCount:
         """Counts the tokens of a prompt, without running the model. Raises LoraportError."""
-        return wire.count_from_proto(self._call(self._stub.CountTokens, wire.count_request(prompt, options)))
+        return wire.count_from_proto(
+            self._call(self._stub.CountTokens, wire.count_request(prompt, options), self._settings.timeout)
+        )
+
+    def score(
+        self, prompt_token_ids: Sequence[int], continuation_token_ids: Sequence[int], **options: Unpack[ScoreOptions]
+    ) -> Score:
+        """Returns how likely the continuation is after the prompt, token by token. Raises LoraportError."""
+        timeout = options.pop("timeout", self._settings.timeout)
+        request = wire.score_request(prompt_token_ids, continuation_token_ids, options)
+        return wire.score_from_proto(self._call(self._stub.Score, request, timeout))
 
     def list_adapters(self) -> list[Adapter]:
         """Returns the adapters of the key's tenant, in order of name. Raises LoraportError."""
         found: list[Adapter] = []
         request = pb.ListAdaptersRequest(page_size=wire.PAGE_SIZE)
         while True:
-            page = self._call(self._stub.ListAdapters, request)
+            page = self._call(self._stub.ListAdapters, request, self._settings.timeout)
             found.extend(map(wire.adapter_from_proto, page.adapters))
             if not page.next_page_token:
                 return found
@@ -127,12 +138,12 @@ class Client:
     def get_adapter(self, adapter: str) -> Adapter:
         """Returns one adapter by resource name, or by id where the client knows the tenant. Raises LoraportError."""
         request = pb.GetAdapterRequest(name=self._settings.adapter_name(adapter))
-        return wire.adapter_from_proto(self._call(self._stub.GetAdapter, request))
+        return wire.adapter_from_proto(self._call(self._stub.GetAdapter, request, self._settings.timeout))
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
         request_id = wire.new_request_id()
         try:
-            return method(request, timeout=self._settings.timeout, metadata=self._settings.metadata(request_id))
+            return method(request, timeout=timeout, metadata=self._settings.metadata(request_id))
         except grpc.RpcError as error:
             raise error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id) from None
 

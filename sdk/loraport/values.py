@@ -139,6 +139,26 @@ class Completion:
         return self.answers[0].stop_match
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How likely a given continuation is, and what said so. `logprobs` has one entry per token of it."""
+
+    logprobs: tuple[PositionLogprobs, ...]
+    revision_id: str
+    version: str
+    base_id: str
+    executor: str
+    kernel_path: str
+    usage: Usage
+    queue_ms: float
+    load_ms: float
+
+    @property
+    def logprob(self) -> float:
+        """Log-probability of the whole continuation: the sum of its tokens'."""
+        return sum(position.chosen.logprob for position in self.logprobs)
+
+
 @dataclass(frozen=True, slots=True)
 class AliasTarget:
     """Where an alias points now."""

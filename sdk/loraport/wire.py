@@ -10,18 +10,17 @@ import grpc
 
 from loraport.bundle.manifest import is_name
 from loraport.dev.layout import Layout, StackError, default_data, read_endpoints
-from loraport.errors import InternalError, InvalidArgumentError, UnauthenticatedError, UnavailableError
+from loraport.errors import InvalidArgumentError, UnauthenticatedError, UnavailableError
 from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.types.v1 import types_pb2
 from loraport.values import (
     Adapter,
     AliasTarget,
-    Answer,
-    Completion,
     Event,
     Finished,
     FinishReason,
     PositionLogprobs,
+    Score,
     Started,
     TokenCount,
     TokenLogprob,
@@ -77,6 +76,13 @@ class GenerateOptions(PromptOptions, total=False):
     session_id: str
     priority: int
     first_token_timeout: float | None
+    timeout: float | None
+
+
+class ScoreOptions(TargetOptions, total=False):
+    """Which weights score, how many alternatives to report with each token, and the call's own timeout in seconds."""
+
+    top_logprobs: int
     timeout: float | None
 
 
@@ -219,6 +225,22 @@ def count_request(prompt: str | None, options: PromptOptions) -> pb.CountTokensR
     return request
 
 
+def score_request(prompt: Sequence[int], continuation: Sequence[int], options: ScoreOptions) -> pb.ScoreRequest:
+    """Returns the request that the arguments mean. Raises as `generate_request`."""
+    known: dict[str, Any] = dict(options)
+    try:
+        request = pb.ScoreRequest(
+            target=_target(known),
+            prompt_token_ids=pb.TokenIds(ids=prompt),
+            continuation_token_ids=pb.TokenIds(ids=continuation),
+            top_logprobs=known.pop("top_logprobs", 0),
+        )
+    except (TypeError, ValueError) as error:
+        raise _wrong(f"an argument has the wrong type or range: {error}") from None
+    _refuse_unknown(known)
+    return request
+
+
 def _wrong(message: str) -> InvalidArgumentError:
     return InvalidArgumentError(" ".join(message.split()), reason="INVALID_REQUEST")
 
@@ -277,17 +299,20 @@ def event_from_proto(response: pb.GenerateResponse) -> Event | None:
             return Tokens(index=tokens.index, token_ids=tuple(tokens.token_ids), text=tokens.text, logprobs=logprobs)
         case "finished":
             finished = response.finished
-            usage = finished.usage
             return Finished(
                 index=finished.index,
                 finish_reason=_finish_reason(finished.finish_reason),
-                usage=Usage(usage.prompt_token_count, usage.completion_token_count, usage.cached_token_count),
+                usage=_usage(finished.usage),
                 kernel_path=finished.kernel_path,
                 max_batch_adapter_count=finished.max_batch_adapter_count,
                 stop_match=finished.stop_match,
             )
         case _:
             return None
+
+
+def _usage(usage: types_pb2.Usage) -> Usage:
+    return Usage(usage.prompt_token_count, usage.completion_token_count, usage.cached_token_count)
 
 
 def _position(position: types_pb2.PositionLogprobs) -> PositionLogprobs:
@@ -301,59 +326,6 @@ def _finish_reason(value: int) -> FinishReason:
     return "length" if value == types_pb2.FINISH_REASON_LENGTH else "unknown"
 
 
-class CompletionBuilder:
-    """Collects the events of one stream."""
-
-    def __init__(self) -> None:
-        self._started: Started | None = None
-        self._tokens: dict[int, list[Tokens]] = {}
-        self._finished: dict[int, Finished] = {}
-
-    def add(self, event: Event) -> None:
-        """Takes the next event."""
-        match event:
-            case Started():
-                self._started = event
-            case Tokens():
-                self._tokens.setdefault(event.index, []).append(event)
-            case Finished():
-                self._finished[event.index] = event
-
-    def result(self) -> Completion:
-        """Returns the whole.
-
-        Raises:
-            InternalError: the stream ended without saying how.
-        """
-        started = self._started
-        if started is None or not self._finished or set(self._tokens) - set(self._finished):
-            raise InternalError("the router ended the stream early", reason="INCOMPLETE_STREAM")
-        return Completion(
-            revision_id=started.revision_id,
-            version=started.version,
-            base_id=started.base_id,
-            executor=started.executor,
-            queue_ms=started.queue_ms,
-            load_ms=started.load_ms,
-            prompt_token_ids=started.prompt_token_ids,
-            rollout_arm=started.rollout_arm,
-            answers=tuple(self._answer(self._finished[index]) for index in sorted(self._finished)),
-        )
-
-    def _answer(self, finished: Finished) -> Answer:
-        parts = self._tokens.get(finished.index, [])
-        return Answer(
-            text="".join(part.text for part in parts),
-            token_ids=tuple(token for part in parts for token in part.token_ids),
-            finish_reason=finished.finish_reason,
-            usage=finished.usage,
-            logprobs=tuple(position for part in parts for position in part.logprobs),
-            kernel_path=finished.kernel_path,
-            max_batch_adapter_count=finished.max_batch_adapter_count,
-            stop_match=finished.stop_match,
-        )
-
-
 def adapter_from_proto(adapter: pb.Adapter) -> Adapter:
     """Returns an adapter as a value."""
     aliases = tuple(AliasTarget(alias.alias, alias.revision_id, alias.version) for alias in adapter.aliases)
@@ -363,3 +335,18 @@ def adapter_from_proto(adapter: pb.Adapter) -> Adapter:
 def count_from_proto(response: pb.CountTokensResponse) -> TokenCount:
     """Returns a token count as a value."""
     return TokenCount(response.token_count, tuple(response.token_ids))
+
+
+def score_from_proto(response: pb.ScoreResponse) -> Score:
+    """Returns a score as a value."""
+    return Score(
+        logprobs=tuple(map(_position, response.logprobs)),
+        revision_id=response.revision_id,
+        version=response.version,
+        base_id=response.base_id,
+        executor=response.executor,
+        kernel_path=response.kernel_path,
+        usage=_usage(response.usage),
+        queue_ms=response.queue_ms,
+        load_ms=response.load_ms,
+    )

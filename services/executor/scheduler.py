@@ -30,13 +30,12 @@ from services.executor.request import (
     Refused,
     Request,
     RequestSpec,
-    Score,
     Started,
     State,
     Tokens,
     Usage,
 )
-from services.shared.sampling import MAX_LOGPROBS
+from services.executor.spec_check import check_spec
 
 
 class Scheduler:
@@ -84,37 +83,7 @@ class Scheduler:
 
     def validate(self, spec: RequestSpec) -> None:
         """Raises Refused when the request could never be served; needs no state, so any thread may ask."""
-        if not spec.prompt:
-            raise Refused(RefusalReason.EMPTY_PROMPT, "the prompt has no tokens")
-        if min(spec.prompt) < 0 or max(spec.prompt) >= self._vocab_size:
-            raise Refused(RefusalReason.BAD_TOKEN, f"token ids are in [0, {self._vocab_size})")
-        spec.sampling.check(vocab_size=self._vocab_size)
-        if spec.score is not None:
-            self._validate_score(spec, spec.score)
-            return
-        if len(spec.prompt) >= self.max_length:
-            raise Refused(
-                RefusalReason.PROMPT_TOO_LONG,
-                f"the prompt has {len(spec.prompt)} tokens; prompt and output share {self.max_length}",
-            )
-        if len(spec.prompt) + spec.sampling.max_tokens > self.max_length:
-            raise Refused(
-                RefusalReason.MAX_TOKENS_TOO_LARGE,
-                f"{len(spec.prompt)} prompt tokens and max_tokens {spec.sampling.max_tokens} exceed {self.max_length}",
-            )
-
-    def _validate_score(self, spec: RequestSpec, score: Score) -> None:
-        if not score.targets:
-            raise Refused(RefusalReason.EMPTY_PROMPT, "no tokens to score")
-        if min(score.targets) < 0 or max(score.targets) >= self._vocab_size:
-            raise Refused(RefusalReason.BAD_TOKEN, f"token ids are in [0, {self._vocab_size})")
-        if not 0 <= score.top <= MAX_LOGPROBS:
-            raise Refused(RefusalReason.BAD_SAMPLING, f"top_logprobs is in [0, {MAX_LOGPROBS}]")
-        if len(spec.prompt) + len(score.targets) > self.max_length:
-            raise Refused(
-                RefusalReason.PROMPT_TOO_LONG,
-                f"{len(spec.prompt)} prompt tokens and {len(score.targets)} to score exceed {self.max_length}",
-            )
+        check_spec(spec, vocab_size=self._vocab_size, max_length=self.max_length)
 
     def submit(self, spec: RequestSpec, *, now: float) -> None:
         """Accept a request; it will end with exactly one Ended event.

@@ -42,7 +42,7 @@ class Identity:
 
 
 class ExecutorServicer(ExecutorServiceServicer):
-    """The executor's calls. `Probe` is not built yet and answers UNIMPLEMENTED."""
+    """The executor's calls."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ExecutorServicer(ExecutorServiceServicer):
         finally:
             execution.close()
 
-    async def _admit(self, request: pb.ExecuteRequest) -> Ticket:
+    async def _admit(self, request: pb.ExecuteRequest | pb.ProbeRequest) -> Ticket:
         """The ticket must be of a router, of now, and of exactly this revision, base and tenant."""
         try:
             ticket = open_ticket(request.ticket, self._routers, now=self._clock.now())
@@ -101,15 +101,21 @@ class ExecutorServicer(ExecutorServiceServicer):
             request_id=ticket.request_id,
             salt=tenant_salt(ticket.tenant),
             max_length=self._engine.max_length,
-            deadline=None if remaining is None else self._clock.monotonic() + remaining,
+            deadline=self._deadline(remaining),
             make_seed=lambda: secrets.randbits(63),
         )
+        self._validate(specs)
+        return specs
+
+    def _deadline(self, remaining: float | None) -> float | None:
+        return None if remaining is None else self._clock.monotonic() + remaining
+
+    def _validate(self, specs: list[RequestSpec]) -> None:
         try:
             for spec in specs:
                 self._engine.validate(spec)
         except Refused as error:
             raise wire.refusal(error) from None
-        return specs
 
     async def _submit(self, execution: Execution, revision_id: str) -> float:
         """Bring the revision here, then hand the answers in. Returns the milliseconds of the load."""
@@ -171,7 +177,32 @@ class ExecutorServicer(ExecutorServiceServicer):
         return pb.EvictResponse(evicted=held == 0, lease_count=held)
 
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeResponse:
-        raise LoraportError("NOT_IMPLEMENTED")
+        ticket = await self._admit(request)
+        spec = wire.score_from_proto(
+            request,
+            request_id=f"{ticket.request_id}/score",
+            salt=tenant_salt(ticket.tenant),
+            deadline=self._deadline(context.time_remaining()),
+        )
+        self._validate([spec])
+        execution = Execution(self._engine, [spec])
+        context.add_done_callback(lambda _: execution.close())
+        logprobs = []
+        try:
+            load_ms = await self._submit(execution, request.revision_id)
+            async for _, event in execution.events():
+                if isinstance(event, Tokens):
+                    logprobs += wire.logprobs_to_proto(event)
+                elif isinstance(event, Ended):
+                    if not event.reason.is_answer:
+                        raise wire.failure(event.reason)
+                    base = self._identity.base_id
+                    return wire.scored_to_proto(
+                        logprobs, event, revision_id=request.revision_id, base_id=base, load_ms=load_ms
+                    )
+        finally:
+            execution.close()
+        raise AssertionError("a request ends with an Ended event")
 
     async def State(self, request: pb.StateRequest, context: Any) -> pb.StateResponse:
         state = self._engine.state()

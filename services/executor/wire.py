@@ -16,7 +16,9 @@ from services.executor.request import (
     Refused,
     RequestSpec,
     Sampling,
+    Score,
     Tokens,
+    Usage,
 )
 from services.shared.errors import LoraportError
 from services.shared.sampling import DEFAULT_MAX_TOKENS, MAX_ANSWERS, MAX_STOP_IDS
@@ -104,6 +106,19 @@ def specs_from_proto(
     ]
 
 
+def score_from_proto(request: pb.ProbeRequest, *, request_id: str, salt: bytes, deadline: float | None) -> RequestSpec:
+    """Return the spec of a score; the engine checks it."""
+    return RequestSpec(
+        request_id=request_id,
+        prompt=tuple(request.prompt_token_ids),
+        sampling=Sampling(),
+        revision_id=request.revision_id or None,
+        salt=salt,
+        deadline=deadline,
+        score=Score(tuple(request.continuation_token_ids), request.top_logprobs),
+    )
+
+
 def _sampling(params: types_pb2.SamplingParams, *, seed: int, left: int) -> Sampling:
     return Sampling(
         max_tokens=params.max_tokens if params.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, left),
@@ -125,7 +140,7 @@ def _sampling(params: types_pb2.SamplingParams, *, seed: int, left: int) -> Samp
 
 def tokens_to_proto(index: int, event: Tokens) -> pb.ExecuteResponse:
     """Return new tokens of answer `index`."""
-    logprobs = [_logprob(token, value) for token, value in zip(event.token_ids, event.logprobs, strict=False)]
+    logprobs = logprobs_to_proto(event)
     return pb.ExecuteResponse(
         tokens=pb.ExecuteResponse.Tokens(
             index=index,
@@ -137,23 +152,46 @@ def tokens_to_proto(index: int, event: Tokens) -> pb.ExecuteResponse:
     )
 
 
+def logprobs_to_proto(event: Tokens) -> list[types_pb2.PositionLogprobs]:
+    """Return one entry per token, none where no log-probabilities were asked for."""
+    return [_logprob(token, value) for token, value in zip(event.token_ids, event.logprobs, strict=False)]
+
+
+def _usage(usage: Usage) -> types_pb2.Usage:
+    return types_pb2.Usage(
+        prompt_token_count=usage.prompt_tokens,
+        completion_token_count=usage.output_tokens,
+        cached_token_count=usage.prefix_hit_tokens,
+    )
+
+
 def finished_to_proto(index: int, event: Ended) -> pb.ExecuteResponse:
     """Return the end of answer `index`, which is an answer."""
     length = event.reason is FinishReason.LENGTH
     finished = pb.ExecuteResponse.Finished(
         index=index,
         finish_reason=types_pb2.FINISH_REASON_LENGTH if length else types_pb2.FINISH_REASON_STOP,
-        usage=types_pb2.Usage(
-            prompt_token_count=event.usage.prompt_tokens,
-            completion_token_count=event.usage.output_tokens,
-            cached_token_count=event.usage.prefix_hit_tokens,
-        ),
+        usage=_usage(event.usage),
         kernel_path=event.kernel_path,
         max_batch_adapter_count=event.distinct_adapters,
     )
     if event.stop_token_id is not None:
         finished.stop_token_id = event.stop_token_id
     return pb.ExecuteResponse(finished=finished)
+
+
+def scored_to_proto(
+    logprobs: list[types_pb2.PositionLogprobs], event: Ended, *, revision_id: str, base_id: str, load_ms: float
+) -> pb.ProbeResponse:
+    """Return a whole score."""
+    return pb.ProbeResponse(
+        logprobs=logprobs,
+        revision_id=revision_id,
+        base_id=base_id,
+        load_ms=load_ms,
+        kernel_path=event.kernel_path,
+        usage=_usage(event.usage),
+    )
 
 
 def _logprob(token: int, value: Logprob) -> types_pb2.PositionLogprobs:

@@ -11,7 +11,15 @@ from services.router.catalog_view import RecordChecker, Target, check_target, in
 from services.router.fleet import Fleet
 from services.router.lanes import SHORT_CHARS, Lanes
 from services.router.ports import Catalog
-from services.router.validate import Prompt, RequestLimits, Sampling, check_prompt, check_request, fit_context
+from services.router.validate import (
+    Prompt,
+    RequestLimits,
+    Sampling,
+    check_prompt,
+    check_request,
+    check_score,
+    fit_context,
+)
 from services.shared.catalog import RevisionItem
 from services.shared.errors import FaultList, LoraportError
 
@@ -31,8 +39,21 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreAsk:
+    """A question for log-probabilities as it was sent."""
+
+    target: Target
+    prompt_token_ids: tuple[int, ...]
+    continuation_token_ids: tuple[int, ...]
+    top_logprobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request that may be queued. `revision` is None for the base model; `sampling.max_tokens` is set."""
+    """A request that may be queued. `revision` is None for the base model; `sampling.max_tokens` is set.
+
+    One that scores has a continuation; nothing of `sampling` counts then.
+    """
 
     id: str
     tenant: str
@@ -41,8 +62,10 @@ class Job:
     revision: RevisionItem | None
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
-    priority: int
-    first_token_timeout_s: float | None
+    priority: int = 0
+    first_token_timeout_s: float | None = None
+    continuation_token_ids: tuple[int, ...] = ()
+    top_logprobs: int = 0
 
     @property
     def revision_id(self) -> str:
@@ -89,11 +112,10 @@ class Door:
             limits=limits,
         )
         token_ids = await self._tokenize(tenant, base, ask.prompt)
-        owner = self._catalog.view.tenants.get(tenant)
         return Job(
             id=uuid.uuid4().hex,
             tenant=tenant,
-            weight=owner.weight if owner is not None else 1.0,
+            weight=self._weight(tenant),
             base=base,
             revision=revision,
             prompt_token_ids=token_ids,
@@ -101,6 +123,28 @@ class Door:
             priority=ask.priority,
             first_token_timeout_s=ask.first_token_timeout_s,
         )
+
+    async def admit_score(self, tenant: str, ask: ScoreAsk) -> Job:
+        """Returns the job of a score. Raises as `admit`."""
+        base, revision = await self._resolve(tenant, ask.target)
+        check_score(
+            ask.prompt_token_ids, ask.continuation_token_ids, top_logprobs=ask.top_logprobs, limits=self._limits(base)
+        )
+        return Job(
+            id=uuid.uuid4().hex,
+            tenant=tenant,
+            weight=self._weight(tenant),
+            base=base,
+            revision=revision,
+            prompt_token_ids=ask.prompt_token_ids,
+            sampling=Sampling(),
+            continuation_token_ids=ask.continuation_token_ids,
+            top_logprobs=ask.top_logprobs,
+        )
+
+    def _weight(self, tenant: str) -> float:
+        owner = self._catalog.view.tenants.get(tenant)
+        return owner.weight if owner is not None else 1.0
 
     async def count_tokens(self, tenant: str, target: Target, prompt: Prompt) -> tuple[int, ...]:
         """Returns the ids that a prompt takes. Raises as `admit`."""

@@ -22,6 +22,17 @@ class Order:
     priority: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreOrder:
+    """What an executor is asked to score."""
+
+    ticket: bytes
+    revision_id: str
+    prompt_token_ids: tuple[int, ...]
+    continuation_token_ids: tuple[int, ...]
+    top_logprobs: int
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorStarted:
     """The request is in a batch. Times in milliseconds."""
@@ -100,6 +111,33 @@ class Finished:
     kernel_path: str
     max_batch_adapter_count: int
     stop_match: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorScored:
+    """A whole score; `logprobs` has one entry per continuation token."""
+
+    logprobs: tuple[Any, ...]
+    revision_id: str
+    base_id: str
+    load_ms: float
+    kernel_path: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A whole score as the caller is told it. Times in milliseconds."""
+
+    logprobs: tuple[Any, ...]
+    revision_id: str
+    base_id: str
+    executor: str
+    queue_ms: float
+    load_ms: float
+    version: int
+    kernel_path: str
+    usage: Usage
 
 
 Event = Started | Tokens | Finished

@@ -9,7 +9,16 @@ from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.executor.v1 import executor_service_pb2_grpc as stubs
 from loraport.types.v1 import types_pb2
 from services.router import wire
-from services.router.events import ExecutorEvent, ExecutorFinished, ExecutorStarted, ExecutorTokens, Order, Usage
+from services.router.events import (
+    ExecutorEvent,
+    ExecutorFinished,
+    ExecutorScored,
+    ExecutorStarted,
+    ExecutorTokens,
+    Order,
+    ScoreOrder,
+    Usage,
+)
 from services.router.ports import ExecutorState
 from services.shared.errors import LoraportError
 from services.shared.residency import Notice, Resident
@@ -38,6 +47,27 @@ class ExecutorClient:
             priority=order.priority,
         )
         return GrpcExecution(self._stub.Execute(request, timeout=timeout_s))
+
+    async def score(self, order: ScoreOrder, *, timeout_s: float) -> ExecutorScored:
+        request = pb.ProbeRequest(
+            ticket=order.ticket,
+            revision_id=order.revision_id,
+            prompt_token_ids=order.prompt_token_ids,
+            continuation_token_ids=order.continuation_token_ids,
+            top_logprobs=order.top_logprobs,
+        )
+        try:
+            answer = await self._stub.Probe(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
+        return ExecutorScored(
+            logprobs=tuple(answer.logprobs),
+            revision_id=answer.revision_id,
+            base_id=answer.base_id,
+            load_ms=answer.load_ms,
+            kernel_path=answer.kernel_path,
+            usage=_usage(answer.usage),
+        )
 
 
 class GrpcExecution:
@@ -76,17 +106,17 @@ def _event(response: pb.ExecuteResponse) -> ExecutorEvent:
             return ExecutorFinished(
                 finished.index,
                 "length" if finished.finish_reason == types_pb2.FINISH_REASON_LENGTH else "stop",
-                Usage(
-                    finished.usage.prompt_token_count,
-                    finished.usage.completion_token_count,
-                    finished.usage.cached_token_count,
-                ),
+                _usage(finished.usage),
                 finished.kernel_path,
                 finished.max_batch_adapter_count,
                 finished.stop_token_id if finished.HasField("stop_token_id") else None,
             )
         case _:
             raise LoraportError("INTERNAL", "the executor sent an empty event")
+
+
+def _usage(usage: types_pb2.Usage) -> Usage:
+    return Usage(usage.prompt_token_count, usage.completion_token_count, usage.cached_token_count)
 
 
 def _state(state: pb.StateResponse) -> ExecutorState:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.router.events import ExecutorEvent, Order
+from services.router.events import ExecutorEvent, ExecutorScored, Order, ScoreOrder
 from services.shared.catalog import CatalogView
 from services.shared.residency import Notice
 
@@ -49,6 +49,9 @@ class Executor(Protocol):
 
     def execute(self, order: Order, *, timeout_s: float) -> Execution:
         """Sends a request."""
+
+    async def score(self, order: ScoreOrder, *, timeout_s: float) -> ExecutorScored:
+        """Asks for a score; cancelling the caller cancels it. Raises LoraportError."""
 
 
 class NoticeBoard(Protocol):

@@ -19,7 +19,7 @@ from services.router.executor_client import ExecutorClient
 from services.router.fair_queue import FairQueue
 from services.router.fleet import Fleet
 from services.router.ledger import Ledger
-from services.router.relay import RelayParts
+from services.router.passage import RelayParts
 from services.router.servicer import InferenceServicer
 from services.router.text import BaseText, TextError
 from services.shared.board import Board

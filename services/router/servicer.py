@@ -10,8 +10,10 @@ from services.router import wire
 from services.router.auth import still_opens
 from services.router.catalog_view import AdapterSummary, list_adapters, not_found
 from services.router.door import Door
+from services.router.passage import RelayParts
 from services.router.ports import Catalog
-from services.router.relay import Relay, RelayParts
+from services.router.relay import Relay
+from services.router.scoring import score
 from services.shared import names
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
@@ -45,7 +47,8 @@ class InferenceServicer(stubs.InferenceServiceServicer):
                 yield wire.event_to_proto(event)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        raise NotImplementedError
+        job = await self._door.admit_score(_tenant(), wire.score_ask_from_proto(request))
+        return wire.scored_to_proto(await score(job, self._relays, timeout_s=context.time_remaining()))
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
         target, prompt = wire.target_from_proto(request.target), wire.prompt_from_proto(request)

@@ -18,6 +18,8 @@ from services.shared.sampling import (
 MAX_TURNS = 1024
 MAX_TEXT_BYTES = 1 << 20
 MAX_SESSION_CHARS = 128
+# Tokens and alternatives in the answer to one Score: what a message of 4 MiB surely holds.
+MAX_SCORE_ENTRIES = 131_072
 ROLES = ("system", "user", "assistant")
 
 
@@ -97,6 +99,37 @@ def check_request(
     if first_token_timeout_s is not None:
         faults.require(first_token_timeout_s > 0, "first_token_timeout", "must be above 0")
     faults.raise_if_any()
+
+
+def check_score(
+    prompt: tuple[int, ...], continuation: tuple[int, ...], *, top_logprobs: int, limits: RequestLimits
+) -> None:
+    """Checks a question for log-probabilities.
+
+    Raises:
+        LoraportError: INVALID_REQUEST with every fault; PROMPT_TOO_LONG.
+    """
+    faults = FaultList()
+    for name, ids in (("prompt_token_ids", prompt), ("continuation_token_ids", continuation)):
+        faults.require(bool(ids), name, "is empty")
+        _check_ids(ids, name, faults, limits.vocab_size)
+    if faults.require(top_logprobs in RANGES["logprobs"], "top_logprobs", f"must be {RANGES['logprobs']}"):
+        entries = len(continuation) * (1 + top_logprobs)
+        faults.require(
+            entries <= MAX_SCORE_ENTRIES,
+            "top_logprobs",
+            f"{len(continuation)} tokens with {top_logprobs} alternatives each are {entries} entries, "
+            f"at most {MAX_SCORE_ENTRIES} are answered",
+        )
+    faults.raise_if_any()
+    longest = min(limits.max_prompt_tokens, limits.context_tokens)
+    if len(prompt) + len(continuation) > longest:
+        raise LoraportError(
+            "PROMPT_TOO_LONG",
+            f"prompt and continuation have {len(prompt) + len(continuation)} tokens, at most {longest} fit",
+            subject="continuation_token_ids",
+            metadata={"prompt_tokens": str(len(prompt) + len(continuation)), "limit": str(longest)},
+        )
 
 
 def check_prompt(prompt: Prompt, faults: FaultList, *, vocab_size: int) -> None:

@@ -3,8 +3,8 @@
 from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.types.v1 import types_pb2
 from services.router.catalog_view import AdapterSummary, Target
-from services.router.door import Ask
-from services.router.events import Event, Finished, Started, Tokens
+from services.router.door import Ask, ScoreAsk
+from services.router.events import Event, Finished, Scored, Started, Tokens, Usage
 from services.router.validate import Message, Prompt, Sampling
 from services.shared import names
 
@@ -96,16 +96,45 @@ def event_to_proto(event: Event) -> pb.GenerateResponse:
             finished = pb.GenerateResponse.Finished(
                 index=event.index,
                 finish_reason=_REASONS[event.reason],
-                usage=types_pb2.Usage(
-                    prompt_token_count=event.usage.prompt_tokens,
-                    completion_token_count=event.usage.completion_tokens,
-                    cached_token_count=event.usage.cached_tokens,
-                ),
+                usage=_usage(event.usage),
                 kernel_path=event.kernel_path,
                 max_batch_adapter_count=event.max_batch_adapter_count,
                 stop_match=event.stop_match,
             )
             return pb.GenerateResponse(finished=finished)
+
+
+def score_ask_from_proto(request: pb.ScoreRequest) -> ScoreAsk:
+    """Returns a Score request as values."""
+    return ScoreAsk(
+        target=target_from_proto(request.target),
+        prompt_token_ids=tuple(request.prompt_token_ids.ids),
+        continuation_token_ids=tuple(request.continuation_token_ids.ids),
+        top_logprobs=request.top_logprobs,
+    )
+
+
+def scored_to_proto(scored: Scored) -> pb.ScoreResponse:
+    """Returns a score as the caller gets it."""
+    return pb.ScoreResponse(
+        revision_id=scored.revision_id,
+        logprobs=scored.logprobs,
+        version=f"v{scored.version}" if scored.version else "",
+        base_id=scored.base_id,
+        executor=scored.executor,
+        kernel_path=scored.kernel_path,
+        usage=_usage(scored.usage),
+        queue_ms=scored.queue_ms,
+        load_ms=scored.load_ms,
+    )
+
+
+def _usage(usage: Usage) -> types_pb2.Usage:
+    return types_pb2.Usage(
+        prompt_token_count=usage.prompt_tokens,
+        completion_token_count=usage.completion_tokens,
+        cached_token_count=usage.cached_tokens,
+    )
 
 
 def adapter_to_proto(tenant: str, adapter: AdapterSummary) -> pb.Adapter:

@@ -73,6 +73,7 @@ PURE = (
     "services.executor.plan",
     "services.executor.request",
     "services.executor.scheduler",
+    "services.executor.spec_check",
 )
 IMPURE = ("grpc", "torch", "time", "random", "secrets", "uuid", "os", "pathlib", "asyncio", "threading", "socket")
 

@@ -189,6 +189,29 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
         finally:
             self.running -= 1
 
+    async def Probe(self, request, context) -> epb.ProbeResponse:
+        ticket = open_ticket(request.ticket, self.trusted, now=time.time())
+        self.requests.append((ticket, request))
+        self.running += 1
+        try:
+            self.fail_before()
+            await asyncio.sleep(self.pause_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        top = [types_pb2.TokenLogprob(token_id=7, logprob=-0.25)] * request.top_logprobs
+        return epb.ProbeResponse(
+            logprobs=[
+                types_pb2.PositionLogprobs(chosen=types_pb2.TokenLogprob(token_id=t, logprob=-0.5), top=top)
+                for t in request.continuation_token_ids
+            ],
+            revision_id=request.revision_id if self.began_with is None else self.began_with,
+            base_id=self.base_id, load_ms=self.load_ms, kernel_path="fake",
+            usage=types_pb2.Usage(prompt_token_count=len(request.prompt_token_ids), cached_token_count=1),
+        )  # fmt: skip
+
     async def _answer(self, request) -> AsyncIterator[epb.ExecuteResponse]:
         most = request.sampling.max_tokens
         for count, token in enumerate(self.reply[:most]):

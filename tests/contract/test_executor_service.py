@@ -281,12 +281,11 @@ async def test_ensure_device_streams_stages_and_evict_undoes_it(rig: Rig) -> Non
     assert await reason(rig.stub.Evict(pb.EvictRequest(revision_id="x"), timeout=5)) == "INVALID_REQUEST"
 
 
-async def test_state_counts_and_probe_is_not_built(rig: Rig) -> None:
+async def test_state_counts(rig: Rig) -> None:
     state = await rig.state()
     assert (state.executor, state.base_id, state.state) == ("executor-0", rig.peers.base, "SERVING")
     assert (state.dtype, state.max_context_tokens, state.kv_used_block_count) == ("float32", 256, 0)
     assert state.pool_size_bytes > state.pool_used_bytes == 0
-    assert await reason(rig.stub.Probe(pb.ProbeRequest(), timeout=5)) == "NOT_IMPLEMENTED"
 
 
 async def test_drain_lets_requests_end_and_refuses_more(rig: Rig) -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from loraport import (
@@ -19,11 +18,8 @@ from loraport import (
     Started,
     Tokens,
     UnavailableError,
-    UnimplementedError,
 )
-from loraport.errors import error_from_rpc
 from loraport.registry.v1 import catalog_service_pb2 as cpb
-from loraport.router.v1 import inference_service_pb2 as pb
 from services.shared.errors import LoraportError
 from tests.contract.router_world import CONTEXT, World, api_key, digest, eventually
 
@@ -280,16 +276,6 @@ async def test_a_revision_that_no_executor_can_hold(world: World) -> None:
         with pytest.raises(ResourceExhaustedError) as caught:
             await client.generate("x", adapter="huge")
     assert caught.value.reason == "POOL_TOO_SMALL"
-
-
-async def test_score_is_not_built_yet(world: World) -> None:
-    async with world.client() as client:
-        with pytest.raises(UnimplementedError) as caught:
-            try:
-                await client._stub.Score(pb.ScoreRequest(), timeout=5, metadata=client._settings.metadata("r"))
-            except grpc.RpcError as error:
-                raise error_from_rpc(error, endpoint="router") from None
-    assert caught.value.reason == "NOT_IMPLEMENTED"
 
 
 async def test_a_revoked_revision_is_a_reason_for_its_owner_only(world: World) -> None:

@@ -95,7 +95,7 @@ def _input(prompt: str | None, *, chat: bool, system: str | None, token_ids: str
 
 
 def _collect(events: "Iterable[Event]") -> "Completion":
-    from loraport.wire import CompletionBuilder
+    from loraport.completion import CompletionBuilder
 
     builder = CompletionBuilder()
     for event in events:

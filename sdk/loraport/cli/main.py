@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loraport.cli import adapters, aliases, audit, bases, dev, fleet, generate, imports, log, sharing, tenants
+from loraport.cli import adapters, aliases, audit, bases, dev, fleet, generate, imports, log, score, sharing, tenants
 
 app = typer.Typer(
     name="loraport",
@@ -29,6 +29,7 @@ app.add_typer(aliases.app, name="alias")
 app.add_typer(log.app, name="log")
 app.add_typer(audit.app, name="audit")
 app.command("generate")(generate.generate)
+app.command("score")(score.score)
 app.command("residency")(fleet.residency)
 app.command("queues")(fleet.queues)
 app.add_typer(dev.app, name="dev")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from loraport import Client, InternalError, InvalidArgumentError, UnauthenticatedError, UnavailableError, wire
+from loraport.completion import CompletionBuilder
 from loraport.dev.layout import ENDPOINTS_SCHEMA
 from loraport.dev.pki import make_ca
 from loraport.router.v1 import inference_service_pb2 as pb
@@ -68,7 +69,7 @@ def test_arguments_that_cannot_be_right(prompt: str | None, options: dict) -> No
 
 
 def test_events_become_a_completion() -> None:
-    builder = wire.CompletionBuilder()
+    builder = CompletionBuilder()
     for event in (STARTED, tokens(1, (5,), "b"), tokens(0, (1,), "a"), finished(1), tokens(0, (2,), "c"), finished(0)):
         builder.add(event)
     done = builder.result()
@@ -79,7 +80,7 @@ def test_events_become_a_completion() -> None:
 
 @pytest.mark.parametrize("events", [(), (STARTED,), (finished(),), (STARTED, tokens(0, (1,), "a"), finished(1))])
 def test_a_stream_that_ends_early_is_no_completion(events: tuple) -> None:
-    builder = wire.CompletionBuilder()
+    builder = CompletionBuilder()
     for event in events:
         builder.add(event)
     with pytest.raises(InternalError):

@@ -112,10 +112,20 @@ class ProbeRequest(_message.Message):
     def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., continuation_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class ProbeResponse(_message.Message):
-    __slots__ = ("logprobs",)
+    __slots__ = ("logprobs", "revision_id", "base_id", "load_ms", "kernel_path", "usage")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]
-    def __init__(self, logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+    revision_id: str
+    base_id: str
+    load_ms: float
+    kernel_path: str
+    usage: _types_pb2.Usage
+    def __init__(self, logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ..., revision_id: _Optional[str] = ..., base_id: _Optional[str] = ..., load_ms: _Optional[float] = ..., kernel_path: _Optional[str] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ...) -> None: ...
 
 class StateRequest(_message.Message):
     __slots__ = ()

@@ -104,7 +104,8 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Returns log-probabilities of a given continuation, in the batch like any request. Idempotent. Errors: as Execute.
+        """Returns log-probabilities of a given continuation, computed in the batch like any request. Before: as Execute.
+        After: every lease and block it held is free. Idempotent. Errors: as Execute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

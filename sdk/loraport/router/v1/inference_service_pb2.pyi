@@ -151,12 +151,26 @@ class ScoreRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., continuation_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("revision_id", "logprobs")
+    __slots__ = ("revision_id", "logprobs", "version", "base_id", "executor", "kernel_path", "usage", "queue_ms", "load_ms")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BASE_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MS_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]
-    def __init__(self, revision_id: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+    version: str
+    base_id: str
+    executor: str
+    kernel_path: str
+    usage: _types_pb2.Usage
+    queue_ms: float
+    load_ms: float
+    def __init__(self, revision_id: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ..., version: _Optional[str] = ..., base_id: _Optional[str] = ..., executor: _Optional[str] = ..., kernel_path: _Optional[str] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., queue_ms: _Optional[float] = ..., load_ms: _Optional[float] = ...) -> None: ...
 
 class CountTokensRequest(_message.Message):
     __slots__ = ("target", "prompt", "messages")

@@ -86,7 +86,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Returns the log-probabilities of a given continuation. Before and errors: as Generate. Idempotent.
+        """Returns the log-probabilities of a given continuation, computed by one executor in one piece of work that waits
+        in the tenant's queue like any other. Before and errors: as Generate. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,166 @@
+"""One request's way from its tenant's queue to an executor that answers it.
+
+    queue ──> placed ──> attempt ──> the executor has answered
+      ^          ^          │
+      │          ├── moved ─┤   another executor has room
+      └──────────┴── again ─┘   none has, and this one has gone: wait for one that serves, maybe itself, come back
+
+An attempt may fail once without the caller seeing it, as long as the executor was unavailable and nothing was answered.
+However it ends, `close` gives the place back, and once.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import structlog
+
+from loraport.bundle.envelope import SigningKey
+from services.router.admission import Admission, Grant
+from services.router.door import Job
+from services.router.fair_queue import Waiting
+from services.router.fleet import Fleet
+from services.router.ledger import Ledger
+from services.shared.clock import Clock
+from services.shared.errors import Code, LoraportError
+from services.shared.statements import MAX_TICKET_LIFE_S, Ticket, seal
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+# The executor itself is gone or going; any other reason for UNAVAILABLE is that of an executor that serves.
+_GONE = ("EXECUTOR_UNAVAILABLE", "DRAINING")
+# Reasons of an executor that mean something to the caller; any other is a fault between the services.
+_FOR_THE_CALLER = frozenset(
+    {
+        "INVALID_REQUEST", "PROMPT_TOO_LONG", "REVISION_NOT_ACTIVE", "CHECKPOINT_STALE", "POOL_TOO_SMALL",
+        "HOST_TIER_FULL", "OVERLOADED", "DRAINING", "EXECUTOR_UNAVAILABLE", "LOADER_UNAVAILABLE", "STORE_UNAVAILABLE",
+        "REGISTRY_UNAVAILABLE", "DEADLINE_EXCEEDED", "DIGEST_MISMATCH", "NON_FINITE_LOGITS", "INTERNAL",
+        "NOT_IMPLEMENTED",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RelayParts:
+    """What every request of a router shares."""
+
+    admission: Admission
+    fleet: Fleet
+    ledger: Ledger
+    signing_key: SigningKey
+    clock: Clock
+    max_request_s: float
+    max_unread_s: float
+
+
+class Passage:
+    """See the module's text. Used once."""
+
+    def __init__(self, job: Job, parts: RelayParts, *, timeout_s: float | None) -> None:
+        self._job = job
+        self._parts = parts
+        longest = parts.max_request_s
+        self._ends = parts.clock.monotonic() + min(longest, timeout_s if timeout_s is not None else longest)
+        self._grant: Grant | None = None
+
+    async def run(self, attempt: Callable[[str, float], Awaitable[T]]) -> T:
+        """Waits for a place and returns what `attempt(executor, queue_ms)` returns.
+
+        Raises:
+            LoraportError: as `Admission.enter`, or the last attempt's.
+        """
+        arrived = self._parts.clock.monotonic()
+        request = self._waiting(arrived)
+        grant = self._grant = await self._parts.admission.enter(request)
+        queue_ms = (self._parts.clock.monotonic() - arrived) * 1000
+        try:
+            return await attempt(grant.executor, queue_ms)
+        except LoraportError as error:
+            failed = grant.executor
+            if error.code != Code.UNAVAILABLE:
+                raise
+            self.note_unavailable(error)
+            if not self._parts.admission.move(grant, frozenset({failed})):
+                if error.reason not in _GONE:
+                    raise
+                grant = await self._enter_again(request)
+            return await attempt(grant.executor, queue_ms)
+
+    async def _enter_again(self, request: Waiting) -> Grant:
+        self.close()
+        # Its prompt is charged already.
+        grant = self._grant = await self._parts.admission.enter(replace(request, prompt_tokens=0))
+        return grant
+
+    def close(self) -> None:
+        """Gives the place back; harmless when there is none (any more)."""
+        grant, self._grant = self._grant, None
+        if grant is not None:
+            grant.release()
+
+    def left_s(self) -> float:
+        """Returns how many seconds the request has left.
+
+        Raises:
+            LoraportError: DEADLINE_EXCEEDED.
+        """
+        left = self._ends - self._parts.clock.monotonic()
+        if left <= 0:
+            raise LoraportError("DEADLINE_EXCEEDED")
+        return left
+
+    def ticket(self) -> bytes:
+        """Returns a fresh ticket for this request."""
+        job = self._job
+        ticket = Ticket(
+            tenant=job.tenant,
+            revision_id=job.revision_id,
+            base_id=job.base.base_id,
+            request_id=job.id,
+            expires=int(self._parts.clock.now()) + MAX_TICKET_LIFE_S,
+        )
+        return seal(ticket, self._parts.signing_key)
+
+    def require_same(self, revision_id: str, base_id: str) -> None:
+        """The promise of the whole system: nothing of any other revision than the one that was resolved.
+
+        Raises:
+            LoraportError: INTERNAL.
+        """
+        if (revision_id, base_id) != (self._job.revision_id, self._job.base.base_id):
+            log.error("executor began with other weights", wanted=self._job.revision_id, began=revision_id)
+            raise LoraportError("INTERNAL", "the executor began with other weights than were asked for")
+
+    def note_unavailable(self, error: LoraportError) -> None:
+        """Takes the executor out of the fleet until it answers again, if it is gone or going."""
+        if self._grant is not None and error.reason in _GONE:
+            executor = self._grant.executor
+            log.info("executor unavailable", executor=executor, reason=error.reason)
+            self._parts.fleet.note_failure(executor, error.reason)
+
+    def for_the_caller(self, error: LoraportError) -> LoraportError:
+        """Returns what the caller is told of an error."""
+        revision = self._job.revision
+        if error.reason == "REVISION_NOT_ACTIVE" and revision is not None and revision.tenant != self._job.tenant:
+            return LoraportError("ADAPTER_NOT_FOUND")
+        if error.reason in _FOR_THE_CALLER:
+            return error
+        log.error("executor refused the router", reason=error.reason, why=error.message)
+        return LoraportError("INTERNAL", f"internal error, incident {self._job.id[:12]}")
+
+    def _waiting(self, arrived: float) -> Waiting:
+        job = self._job
+        return Waiting(
+            id=job.id,
+            tenant=job.tenant,
+            base_model=job.base.base_model,
+            revision_id=job.revision_id,
+            rank=job.revision.max_rank if job.revision is not None else 0,
+            prompt_tokens=len(job.prompt_token_ids) + len(job.continuation_token_ids),
+            priority=job.priority,
+            arrived=arrived,
+            weight=job.weight,
+            answers=job.sampling.answers,
+        )
