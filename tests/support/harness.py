@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from services.executor.engine.build import EngineSizes, build_engine
+from services.executor.engine.device_pool import POOL_DTYPE
 from services.executor.engine.loads import Lease
 from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.engine.staging import stage
@@ -87,7 +88,7 @@ class World:
         return transcript
 
     def load(self, adapter: HostAdapter, *, hold: bool = False) -> Lease | None:
-        future = self.engine.load(stage(adapter, self.decoder.groups, dtype=self.decoder.info.dtype))
+        future = self.engine.load(stage(adapter, self.decoder.groups, dtype=POOL_DTYPE))
         self.steps_until(future.done)
         lease = future.result()
         if hold:

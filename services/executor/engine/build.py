@@ -140,6 +140,7 @@ def open_device(
         torch.set_num_threads(threads)
     # Host bytes may be the loader's sealed memory, which nobody can write to; staging only reads them.
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     decoder = load_decoder(directory, dtype=kind, max_context=max_context, wanted=model_path)
     engine = build_engine(

@@ -1,7 +1,8 @@
-"""The numbers of the adapter pool: A and B rank rows in pages, and the packed set of the active adapters.
+"""The numbers of the adapter pool: A and B rank rows in pages, and the arrangement of a step's adapters on them.
 
-Layout per group: a [layers, pages * page_rows, subs, in]; b[sub] [layers, pages * page_rows, out_sub]. An adapter's
-rank row i lives in pool row pages[i // page_rows] * page_rows + i % page_rows of every group.
+Layout per group: a [layers, pages * page_rows, subs, in]; b [layers, pages * page_rows, sum(out)], each sub's part
+after the other. An adapter's rank row i lives in pool row pages[i // page_rows] * page_rows + i % page_rows of every
+group. Steps read the rows there; nothing is copied for them.
 
 Pages are zeroed when they are freed. With `poison` they are filled with NaN instead and zeroed when they are given
 out, so that a test sees any read of a page without an owner.
@@ -15,8 +16,16 @@ from dataclasses import dataclass
 import torch
 
 from services.executor.engine.staging import Staged
-from services.executor.kernels.layout import GroupSpec, page_rows
+from services.executor.kernels.layout import GroupSpec, RowLayout, page_rows
 from services.executor.kernels.shrink_expand import Bank
+from services.executor.model.lora_linear import GroupAdapter, LoraBatch, base_batch, make_batch
+
+# What adapters are kept and computed in on a CPU, whatever the base's dtype: nothing of a published number is lost, and
+# no CPU path is faster in another.
+POOL_DTYPE = torch.float32
+
+# Steps whose arrangement is kept: decoding repeats the last one, and its head's, until a row joins or leaves.
+_KEPT_BATCHES = 4
 
 
 def page_bytes(groups: Sequence[GroupSpec], *, rows_per_page: int, dtype: torch.dtype) -> int:
@@ -26,20 +35,11 @@ def page_bytes(groups: Sequence[GroupSpec], *, rows_per_page: int, dtype: torch.
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A revision on its pages. `generation` differs for every load, so no packed set outlives what it was made of."""
+    """A revision on its pages. `generation` differs for every load, so no arrangement outlives what it was made of."""
 
     pages: tuple[int, ...]
-    ranks: Mapping[str, int]
-    scale: Mapping[str, torch.Tensor]
+    groups: Mapping[str, GroupAdapter]
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class ActiveSet:
-    """The packed banks of the adapters in one step, in order."""
-
-    revisions: tuple[str, ...]
-    banks: Mapping[str, Bank]
 
 
 class DevicePool:
@@ -51,32 +51,33 @@ class DevicePool:
         *,
         page_count: int,
         rows_per_page: int,
-        dtype: torch.dtype,
+        dtype: torch.dtype = POOL_DTYPE,
         device: str = "cpu",
         poison: bool = False,
     ) -> None:
         self.groups = tuple(groups)
         self.rows_per_page = rows_per_page
         self._poison = poison
+        self._device_type = torch.device(device).type
         self._generation = 0
         self._bound: dict[str, _Bound] = {}
-        self._packed: tuple[tuple[tuple[str, int], ...], ActiveSet] | None = None
+        self._batches: dict[tuple[RowLayout, tuple[int, ...]], LoraBatch] = {}
         rows = page_count * rows_per_page
-        self._a = {
-            g.name: torch.zeros(g.layers, rows, len(g.out_features), g.in_features, dtype=dtype, device=device)
-            for g in groups
-        }
-        self._b = {
-            g.name: tuple(torch.zeros(g.layers, rows, out, dtype=dtype, device=device) for out in g.out_features)
-            for g in groups
-        }
+        self.banks: dict[str, Bank] = {}
+        for g in groups:
+            subs, wide = len(g.out_features), sum(g.out_features)
+            self.banks[g.name] = Bank(
+                torch.zeros(g.layers, rows, subs, g.in_features, dtype=dtype, device=device),
+                torch.zeros(g.layers, rows, wide, dtype=dtype, device=device),
+                torch.zeros(g.layers, rows, subs, dtype=torch.float32, device=device),
+                g.out_features,
+            )
         if poison:
             self._fill(range(page_count), float("nan"))
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        for group in self.groups:
-            yield self._a[group.name]
-            yield from self._b[group.name]
+        for bank in self.banks.values():
+            yield from (bank.a, bank.b, bank.scale)
 
     def _fill(self, pages: Sequence[int] | range, value: float) -> None:
         for page in pages:
@@ -90,12 +91,12 @@ class DevicePool:
             self._fill(pages, 0.0)
 
     def scrub(self, pages: Sequence[int]) -> None:
-        """Erase pages that lost their owner, and forget every packed copy of them."""
+        """Erase pages that lost their owner, and forget every arrangement that reads them."""
         if not pages:
             return
         gone = set(pages)
         self._bound = {k: b for k, b in self._bound.items() if not gone.intersection(b.pages)}
-        self._packed = None
+        self._batches.clear()
         self._fill(pages, float("nan") if self._poison else 0.0)
 
     def write(self, staged: Staged, pages: Sequence[int]) -> Iterator[int]:
@@ -107,55 +108,41 @@ class DevicePool:
             part = staged.groups.get(group.name)
             if part is None:
                 continue
+            bank = self.banks[group.name]
             rows = torch.tensor(page_rows(pages, rank=part.rank, rows_per_page=self.rows_per_page))
+            bank.scale.index_copy_(1, rows, part.scale)
             for layer in range(group.layers):
-                self._a[group.name][layer].index_copy_(0, rows, part.a[layer])
+                bank.a[layer].index_copy_(0, rows, part.a[layer])
                 copied = part.a[layer].nbytes
-                for target, source in zip(self._b[group.name], part.b, strict=True):
-                    target[layer].index_copy_(0, rows, source[layer])
+                for target, source in zip(bank.b[layer].split(bank.widths, dim=1), part.b, strict=True):
+                    target.index_copy_(0, rows, source[layer])
                     copied += source[layer].nbytes
                 yield copied
 
     def bind(self, staged: Staged, pages: tuple[int, ...]) -> None:
-        """Make a written revision usable in `activate`."""
+        """Make a written revision usable in `arrange`."""
         self._generation += 1
-        ranks = {name: part.rank for name, part in staged.groups.items()}
-        scale = {name: part.scale for name, part in staged.groups.items()}
-        self._bound[staged.revision_id] = _Bound(pages, ranks, scale, self._generation)
+        groups = {}
+        for name, part in staged.groups.items():
+            rows = page_rows(pages, rank=part.rank, rows_per_page=self.rows_per_page)
+            # Rank rows above a module's own rank are zero, so its first row's scaling is the module's.
+            groups[name] = GroupAdapter(self.banks[name], rows, part.scale[:, 0].tolist())
+        self._bound[staged.revision_id] = _Bound(pages, groups, self._generation)
 
-    def activate(self, revisions: tuple[str, ...]) -> ActiveSet:
-        """Return the packed banks of these revisions. The last set is kept: decoding repeats it step after step.
+    def arrange(self, layout: RowLayout, revisions: tuple[str, ...]) -> LoraBatch:
+        """Return the adapters of a step's rows. `revisions[i]` is adapter i of the layout.
 
         Raises:
             KeyError: a revision is not bound.
         """
-        key = tuple((r, self._bound[r].generation) for r in revisions)
-        if self._packed is None or self._packed[0] != key:
-            banks = {}
-            for group in self.groups:
-                bank = self._pack(group, [self._bound[r] for r in revisions])
-                if bank is not None:
-                    banks[group.name] = bank
-            self._packed = (key, ActiveSet(revisions, banks))
-        return self._packed[1]
-
-    def _pack(self, group: GroupSpec, bound: Sequence[_Bound]) -> Bank | None:
-        rows: list[int] = []
-        spans: list[tuple[int, int]] = []
-        scales: list[torch.Tensor] = []
-        for one in bound:
-            rank = one.ranks.get(group.name, 0)
-            spans.append((len(rows), len(rows) + rank))
-            rows += page_rows(one.pages, rank=rank, rows_per_page=self.rows_per_page)
-            if rank:
-                scales.append(one.scale[group.name])
-        if not rows:
-            return None
-        a, b = self._a[group.name], self._b[group.name]
-        if rows == list(range(rows[0], rows[0] + len(rows))):
-            run = slice(rows[0], rows[0] + len(rows))
-            packed_a, packed_b = a[:, run], tuple(t[:, run] for t in b)
-        else:
-            index = torch.tensor(rows)
-            packed_a, packed_b = a.index_select(1, index), tuple(t.index_select(1, index) for t in b)
-        return Bank(packed_a, packed_b, torch.cat(scales, dim=1), tuple(spans))
+        if not layout.segments:
+            return base_batch(layout)
+        bound = [self._bound[r] for r in revisions]
+        key = (layout, tuple(b.generation for b in bound))
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = make_batch(layout, self.banks, [b.groups for b in bound], device_type=self._device_type)
+            while len(self._batches) >= _KEPT_BATCHES:
+                del self._batches[next(iter(self._batches))]
+            self._batches[key] = batch
+        return batch

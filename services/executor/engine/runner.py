@@ -6,46 +6,41 @@ from collections.abc import Sequence
 
 import torch
 
-from services.executor.engine.device_pool import ActiveSet, DevicePool
+from services.executor.engine.device_pool import DevicePool
 from services.executor.engine.sampling import sample
 from services.executor.engine.scoring import score_rows
-from services.executor.kernels.dispatch import BASE
-from services.executor.kernels.layout import RowLayout, make_layout
+from services.executor.kernels.layout import make_layout
 from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
 from services.executor.model.interface import Decoder, Packed
-from services.executor.model.lora_linear import LoraBatch, make_batch
+from services.executor.model.lora_linear import LoraBatch
 from services.executor.plan import Plan, Row, RowResult, StepResult
 
 
 class Runner:
     """Owned by the device thread."""
 
-    def __init__(self, decoder: Decoder, *, pool: DevicePool, cache: KvCache, device_type: str = "cpu") -> None:
+    def __init__(self, decoder: Decoder, *, pool: DevicePool, cache: KvCache) -> None:
         self.decoder = decoder
         self.pool = pool
         self.cache = cache
-        self._device_type = device_type
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         """Compute one step. Writes keys and values of every row; samples the rows that ask for it."""
         self.cache.clear(plan.fresh_blocks)
-        active = self.pool.activate(plan.revisions)
-        number = {revision: i for i, revision in enumerate(active.revisions)}
+        revisions = plan.revisions
+        number = {revision: i for i, revision in enumerate(revisions)}
         owners = [None if row.revision_id is None else number[row.revision_id] for row in plan.rows]
-        layout = make_layout(owners, [len(row.tokens) for row in plan.rows])
-        lora = self._batch(layout, active)
+        lora = self._arrange(owners, [len(row.tokens) for row in plan.rows], revisions)
         hidden = self.decoder.hidden(self._pack(plan.rows, lora))
-        results = self._sample(plan.rows, owners, active, hidden)
+        results = self._sample(plan.rows, owners, revisions, hidden)
         if any(row.targets for row in plan.rows):
-            scored = self._score(plan.rows, owners, active, hidden)
+            scored = self._score(plan.rows, owners, revisions, hidden)
             results = tuple(scored.get(result.request_id, result) for result in results)
         return StepResult(step=plan.step, rows=results, kernel_path=lora.path)
 
-    def _batch(self, layout: RowLayout, active: ActiveSet) -> LoraBatch:
-        if not layout.segments:
-            return LoraBatch(layout, {}, {}, BASE)
-        return make_batch(layout, active.banks, device_type=self._device_type)
+    def _arrange(self, owners: Sequence[int | None], counts: Sequence[int], revisions: tuple[str, ...]) -> LoraBatch:
+        return self.pool.arrange(make_layout(owners, counts), revisions)
 
     def _pack(self, rows: Sequence[Row], lora: LoraBatch) -> Packed:
         spans, position = [], 0
@@ -59,7 +54,7 @@ class Runner:
         return Packed(tokens, positions, attention, lora)
 
     def _sample(
-        self, rows: Sequence[Row], owners: Sequence[int | None], active: ActiveSet, hidden: torch.Tensor
+        self, rows: Sequence[Row], owners: Sequence[int | None], revisions: tuple[str, ...], hidden: torch.Tensor
     ) -> tuple[RowResult, ...]:
         last, ends = [], -1
         for row in rows:
@@ -69,17 +64,17 @@ class Runner:
         if not chosen:
             return tuple(RowResult(request_id=row.request_id) for row in rows)
         index = torch.tensor([last[i] for i in chosen])
-        layout = make_layout([owners[i] for i in chosen], [1] * len(chosen))
-        logits = self.decoder.logits(hidden.index_select(0, index), self._batch(layout, active))
+        lora = self._arrange([owners[i] for i in chosen], [1] * len(chosen), revisions)
+        logits = self.decoder.logits(hidden.index_select(0, index), lora)
         sampled = sample(logits, [rows[i] for i in chosen], eos_ids=self.decoder.info.eos_ids)
         by_id = {result.request_id: result for result in sampled}
         return tuple(by_id.get(row.request_id) or RowResult(request_id=row.request_id) for row in rows)
 
     def _score(
-        self, rows: Sequence[Row], owners: Sequence[int | None], active: ActiveSet, hidden: torch.Tensor
+        self, rows: Sequence[Row], owners: Sequence[int | None], revisions: tuple[str, ...], hidden: torch.Tensor
     ) -> dict[str, RowResult]:
         def logits_of(index: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
-            layout = make_layout([owners[number] for number in numbers], [1] * len(numbers))
-            return self.decoder.logits(hidden.index_select(0, index), self._batch(layout, active))
+            lora = self._arrange([owners[number] for number in numbers], [1] * len(numbers), revisions)
+            return self.decoder.logits(hidden.index_select(0, index), lora)
 
         return score_rows(rows, logits_of, vocab_size=self.decoder.info.vocab_size)

@@ -1,76 +1,136 @@
-"""LoRA over segments on torch: the CPU backend. See `reference.py` for the exact semantics."""
+"""LoRA over segments on torch: the CPU backend. See `reference.py` for the exact semantics. Everything is float32.
+
+Nothing is packed for a step: both ways read rank rows in the pool, where they lie.
+ - Few rows of an adapter (`PagedStep`): one sampled product for the shrink (exactly the pairs of row and rank that
+   exist) and one weighted sum of rank rows for the expand. No arithmetic and no memory beyond the ranks that are
+   there; the adapters of the step take two calls together.
+ - Many rows of an adapter (`add_run`): one dense product per shrink and per expand, adapter after adapter.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from services.executor.kernels.layout import RowLayout
-
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """The active adapters' rank rows of one group, packed.
+    """One group of the pool, over all layers.
 
-    Shapes: a [layers, ranks, subs, in]; b one [layers, ranks, out_sub] per sub; scale [layers, ranks, subs], float32
-    whatever the weights' dtype (alpha / sqrt(r) is no bfloat16 number). `spans[i]` is adapter i's half-open range of
-    ranks, empty where it has nothing in this group.
+    Shapes: a [layers, pool rows, subs, in]; b [layers, pool rows, sum(widths)], a rank row's parts one after the other;
+    scale [layers, pool rows, subs].
     """
 
     a: torch.Tensor
-    b: tuple[torch.Tensor, ...]
+    b: torch.Tensor
     scale: torch.Tensor
-    spans: tuple[tuple[int, int], ...]
-
-    @property
-    def ranks(self) -> int:
-        return self.a.shape[1]
+    widths: tuple[int, ...]
 
 
-def rank_mask(layout: RowLayout, spans: Sequence[tuple[int, int]], ranks: int) -> torch.Tensor:
-    """Return a bool [lora_rows, ranks]: True where the rank belongs to the row's own adapter."""
-    mask = torch.zeros(layout.lora_rows, ranks, dtype=torch.bool)
-    for segment in layout.segments:
-        start, end = spans[segment.adapter]
-        mask[segment.start - layout.base_rows : segment.end - layout.base_rows, start:end] = True
-    return mask
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One adapter in one group, as dense operands per layer.
 
-
-def add_grouped(
-    y: torch.Tensor, x: torch.Tensor, *, bank: Bank, layer: int, layout: RowLayout, mask: torch.Tensor
-) -> None:
-    """Add all adapters to y through one masked shrink and one expand per sub.
-
-    Semantics: as `lora_reference` for each sub, whose columns in y follow each other.
-    Shapes: y [rows, sum(out)], x [rows, in], mask from `rank_mask`; one dtype. In place; rows [0, base_rows) untouched.
-    A foreign adapter's product is discarded by selection, not by multiplication: an overflow there stays there.
+    Shapes per layer: shrink [in, rank * subs], a view or a copy; expand one [rank, width] per sub. `scaling` is 0 for a
+    module that the adapter does not touch.
     """
-    low = layout.base_rows
-    subs = len(bank.b)
-    shrunk = x[low:] @ bank.a[layer].view(-1, x.shape[1]).t()
-    scaled = shrunk.view(-1, bank.ranks, subs) * bank.scale[layer]
-    own = torch.where(mask.unsqueeze(-1), scaled, 0.0).to(x.dtype)
+
+    shrink: tuple[torch.Tensor, ...]
+    expand: tuple[tuple[torch.Tensor, ...], ...]
+    scaling: tuple[tuple[float, ...], ...]
+
+
+def make_run(bank: Bank, rows: Sequence[int], scaling: Sequence[Sequence[float]]) -> Run | None:
+    """Return views of the pool rows, None unless they are adjacent. `scaling[layer][sub]`."""
+    first, count = rows[0], len(rows)
+    if list(rows) != list(range(first, first + count)):
+        return None
+    layers, size = range(bank.a.shape[0]), bank.a.shape[3]
+    return Run(
+        tuple(bank.a[layer, first : first + count].view(-1, size).t() for layer in layers),
+        tuple(bank.b[layer, first : first + count].split(bank.widths, dim=1) for layer in layers),
+        tuple(tuple(values) for values in scaling),
+    )
+
+
+def gather_run(bank: Bank, rows: torch.Tensor, scaling: Sequence[float], layer: int) -> Run:
+    """Return one layer's operands of scattered pool rows, copied; index them with layer 0."""
+    a, b = bank.a[layer].index_select(0, rows), bank.b[layer].index_select(0, rows)
+    return Run((a.view(-1, a.shape[2]).t(),), (b.split(bank.widths, dim=1),), (tuple(scaling),))
+
+
+def add_run(y: torch.Tensor, x: torch.Tensor, run: Run, layer: int) -> None:
+    """Add one adapter to all rows of y, in place. Shapes: y [rows, sum(widths)], x [rows, in]."""
+    shrunk = torch.mm(x, run.shrink[layer])
+    parts, scaling = run.expand[layer], run.scaling[layer]
+    if len(parts) == 1:
+        y.addmm_(shrunk, parts[0], alpha=scaling[0])
+        return
+    split = shrunk.view(x.shape[0], -1, len(parts)).permute(2, 0, 1).contiguous()
     column = 0
-    for sub, b in enumerate(bank.b):
-        width = b.shape[2]
-        y[low:, column : column + width].addmm_(own[:, :, sub], b[layer])
+    for sub, part in enumerate(parts):
+        width = part.shape[1]
+        if scaling[sub] != 0.0:
+            y.narrow(1, column, width).addmm_(split[sub], part, alpha=scaling[sub])
         column += width
 
 
-def add_segmented(y: torch.Tensor, x: torch.Tensor, *, bank: Bank, layer: int, layout: RowLayout) -> None:
-    """Add each adapter to its own rows, one adapter after the other. Semantics and shapes as `add_grouped`."""
-    subs = len(bank.b)
-    for segment in layout.segments:
-        start, end = bank.spans[segment.adapter]
-        if start == end:
-            continue
-        rows = slice(segment.start, segment.end)
-        shrunk = x[rows] @ bank.a[layer, start:end].view(-1, x.shape[1]).t()
-        scaled = (shrunk.view(-1, end - start, subs) * bank.scale[layer, start:end]).to(x.dtype)
-        column = 0
-        for sub, b in enumerate(bank.b):
-            width = b.shape[2]
-            y[rows, column : column + width].addmm_(scaled[:, :, sub], b[layer, start:end])
-            column += width
+class PagedStep:
+    """The rows of one step that have few neighbours with the same adapter, in one group.
+
+    `ranks[i]` are the pool rows of row i's adapter. A rank row's expand is cut into pieces of one width, so that all
+    subs are one table: q|k|v of grouped heads into pieces of the width of k.
+    """
+
+    def __init__(self, bank: Bank, ranks: Sequence[torch.Tensor]) -> None:
+        subs, width = len(bank.widths), math.gcd(*bank.widths)
+        pieces = sum(bank.widths) // width
+        sub_of = [sub for sub, w in enumerate(bank.widths) for _ in range(w // width)]
+        counts = torch.tensor([len(r) for r in ranks])
+        parts = {id(r): r for r in ranks}  # Rows of one adapter share their tensor, and so the lists made of it.
+        shrink = {key: _spread(r, subs).view(-1) for key, r in parts.items()}
+        expand = {key: _spread(r, pieces).view(-1) for key, r in parts.items()}
+        shrunk = torch.cat([shrink[id(r)] for r in ranks])
+        self._picked = torch.cat([expand[id(r)] for r in ranks])
+        self._offsets = _starts(counts.repeat_interleave(pieces))[:-1].contiguous()
+        self._order = None if pieces == subs else _order(counts, torch.tensor(sub_of), subs)
+        self._pattern = torch.sparse_csr_tensor(
+            _starts(counts * subs), shrunk, torch.zeros(len(shrunk)), (len(ranks), bank.a.shape[1] * subs),
+            check_invariants=False,
+        )  # fmt: skip
+        self._scale = bank.scale.view(bank.scale.shape[0], -1).index_select(1, shrunk)
+        self._a = bank.a.view(bank.a.shape[0], -1, bank.a.shape[3]).transpose(1, 2)
+        self._b = bank.b.view(bank.b.shape[0], -1, width)
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
+        """Add every row's own adapter to y, in place. Shapes: y [rows, sum(widths)], x [rows, in]."""
+        shrunk = torch.sparse.sampled_addmm(self._pattern, x, self._a[layer], beta=0.0).values()
+        shrunk.mul_(self._scale[layer])
+        if self._order is not None:
+            shrunk = shrunk.index_select(0, self._order)
+        table = self._b[layer]
+        total = torch.embedding_bag(table, self._picked, self._offsets, False, 0, False, shrunk, False)[0]
+        y.add_(total.view(y.shape))
+
+
+def _spread(rows: torch.Tensor, parts: int) -> torch.Tensor:
+    """Return [parts, ranks]: where part p of every rank row lies in a table of rank rows cut into `parts`."""
+    return rows[None, :] * parts + torch.arange(parts)[:, None]
+
+
+def _starts(counts: torch.Tensor) -> torch.Tensor:
+    """Return len(counts) + 1 offsets of runs of these lengths."""
+    return torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+
+
+def _order(counts: torch.Tensor, sub_of: torch.Tensor, subs: int) -> torch.Tensor:
+    """Return the shrunk number of each picked piece. Numbers lie by (row, sub, rank), pieces by (row, piece, rank)."""
+    starts = _starts(counts * subs)
+    runs = [
+        int(start) + (sub_of[:, None] * int(count) + torch.arange(int(count))[None, :]).view(-1)
+        for start, count in zip(starts, counts, strict=False)
+    ]
+    return torch.cat(runs)

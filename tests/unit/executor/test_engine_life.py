@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.executor.engine.device_pool import POOL_DTYPE
 from services.executor.engine.staging import stage
 from services.executor.request import FinishReason, RefusalReason, Refused, Sampling
 from tests.support.harness import SMALL, World, open_world
@@ -85,9 +86,7 @@ def test_running_rows_keep_their_weights_while_others_load_and_leave(family) -> 
     world.step(3)
     futures = {}
     for name in "RS":
-        futures[name] = world.engine.load(
-            stage(bundles[name].host(), world.decoder.groups, dtype=world.decoder.info.dtype)
-        )
+        futures[name] = world.engine.load(stage(bundles[name].host(), world.decoder.groups, dtype=POOL_DTYPE))
     world.step(20)
     assert not any(f.done() for f in futures.values())
     world.finish()
@@ -126,7 +125,7 @@ def test_a_load_is_copied_in_bounded_pieces_while_rows_decode(family) -> None:
     world.engine._options = replace(world.engine._options, load_bytes_per_step=1)
     transcript = world.submit("base", prompt_of(5), sampling=LONG)
     world.step(2)
-    future = world.engine.load(stage(bundles["P"].host(), world.decoder.groups, dtype=world.decoder.info.dtype))
+    future = world.engine.load(stage(bundles["P"].host(), world.decoder.groups, dtype=POOL_DTYPE))
     made = len(transcript.tokens)
     world.steps_until(future.done)
     assert len(transcript.tokens) - made >= 7, "every piece has a step of its own"
@@ -134,7 +133,7 @@ def test_a_load_is_copied_in_bounded_pieces_while_rows_decode(family) -> None:
 
 
 def test_one_load_for_many_askers_and_a_lease_for_each(family, world: World) -> None:
-    staged = stage(family[2]["P"].host(), world.decoder.groups, dtype=world.decoder.info.dtype)
+    staged = stage(family[2]["P"].host(), world.decoder.groups, dtype=POOL_DTYPE)
     futures = [world.engine.load(staged) for _ in range(50)]
     futures[7].cancel()
     world.steps_until(lambda: all(f.done() for f in futures))
@@ -161,7 +160,7 @@ def test_revocation_ends_requests_erases_pages_and_refuses_from_then_on(family, 
     assert done.done()
     assert [t.ended[0].reason for t in runs] == [FinishReason.REVOKED] * 2
     rows = [page * 8 + i for page in owned for i in range(8)]
-    assert world.engine._runner.pool._a["qkv"][:, rows].isnan().all()
+    assert world.engine._runner.pool.banks["qkv"].a[:, rows].isnan().all()
     assert all(world.engine._scheduler.blocks._owner[b] != bad for b in range(world.engine.state().kv_total))
     with pytest.raises(Refused) as refused:
         world.submit("again", prompt_of(4), bad)
@@ -182,7 +181,7 @@ def test_evict_lets_running_requests_end_and_the_revision_can_come_back(family, 
     answer = world.engine.evict(bundle.revision_id)
     world.step()
     assert answer.result() == 1
-    again = world.engine.load(stage(bundle.host(), world.decoder.groups, dtype=world.decoder.info.dtype))
+    again = world.engine.load(stage(bundle.host(), world.decoder.groups, dtype=POOL_DTYPE))
     world.step()
     assert not again.done()
     world.finish()

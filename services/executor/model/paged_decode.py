@@ -1,0 +1,78 @@
+"""Attention of decoding rows straight over the paged cache, in float32, with nothing gathered.
+
+A step's block tables become one sparse pattern: query head h of row t meets the slots of its own request. The scores
+are the products of queries and keys at that pattern, the answer is a weighted sum of value rows picked by the same
+list. Both read keys and values where they lie. Built once per step, used by every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from services.executor.kv_blocks import NULL_BLOCK
+
+
+class PagedDecode:
+    """One query row per request, over contexts of about one length.
+
+    `starts[i]` is row i's position, so it sees positions [0, starts[i]]; `blocks[i]` is its block table.
+    """
+
+    def __init__(
+        self, starts: Sequence[int], blocks: Sequence[Sequence[int]], *, block_size: int, q_heads: int, kv_heads: int,
+        slots: int,
+    ) -> None:  # fmt: skip
+        rows, longest = len(starts), max(starts) + 1
+        width = -(-longest // block_size)
+        table = torch.tensor([[*b[:width], *[NULL_BLOCK] * (width - len(b))] for b in blocks], dtype=torch.int32)
+        position = torch.arange(longest, dtype=torch.int32)
+        slot = table[:, position // block_size] * block_size + position % block_size
+        head = torch.arange(kv_heads, dtype=torch.int32)
+        key = slot[:, None, None, :] * kv_heads + head[None, :, None, None]
+        self._keys = key.expand(rows, kv_heads, q_heads // kv_heads, longest).reshape(-1)
+        bounds = torch.arange(0, rows * q_heads * longest + 1, longest, dtype=torch.int32)
+        self._offsets = bounds[:-1].contiguous()
+        self._pattern = torch.sparse_csr_tensor(
+            bounds, self._keys, torch.zeros(len(self._keys)), (rows * q_heads, slots * kv_heads),
+            check_invariants=False,
+        )  # fmt: skip
+        self._last = torch.tensor(starts, dtype=torch.int32)
+        self._position = position
+        self._longest = longest
+        self._even = min(starts) == max(starts)
+        self._unseen: dict[int | None, torch.Tensor | None] = {}
+
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *,
+        scale: float, window: int | None, softcap: float | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return the attention output; see `AttentionBatch.attend` for the semantics.
+
+        Shapes: q [rows, q_heads, head_dim]; keys, values [slots, kv_heads, head_dim], a layer's; returns
+        [rows, q_heads * head_dim]. All float32.
+        """
+        rows, heads, size = q.shape
+        pattern = torch.sparse.sampled_addmm(
+            self._pattern, q.reshape(-1, size), keys.view(-1, size).t(), beta=0.0, alpha=scale
+        )
+        scores = pattern.values().view(rows, heads, self._longest)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        unseen = self._mask(window)
+        if unseen is not None:
+            scores = scores.masked_fill(unseen, float("-inf"))
+        weights = scores.softmax(dim=-1).view(-1)
+        out = torch.embedding_bag(values.view(-1, size), self._keys, self._offsets, False, 0, False, weights, False)[0]
+        return out.view(rows, heads * size)
+
+    def _mask(self, window: int | None) -> torch.Tensor | None:
+        """Return which positions a row does not see, bool [rows, 1, longest], None for none; made once per step."""
+        if window not in self._unseen:
+            unseen = self._position[None, :] > self._last[:, None]
+            if window is not None:
+                unseen |= self._position[None, :] <= self._last[:, None] - window
+            needed = not self._even or (window is not None and window < self._longest)
+            self._unseen[window] = unseen.unsqueeze(1) if needed else None
+        return self._unseen[window]
