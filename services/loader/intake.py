@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 import structlog
-from opentelemetry import trace
 
 from loraport.bundle.base import BaseSpec
 from loraport.bundle.envelope import SigningKey
 from loraport.bundle.manifest import Manifest
 from services.loader.examine import Findings, examine, promote, verification_of
 from services.loader.manifests import read_manifest
+from services.loader.measure import measured
 from services.loader.ports import ObjectStore, RegistryPort
 from services.loader.receive import PATIENCE_S, Part, Received, first_envelope, read_session, receive
 from services.loader.slots import Slots
@@ -29,7 +29,6 @@ from services.shared.errors import LoraportError
 from services.shared.statements import TrustedKeys, UploadSession, seal
 
 log = structlog.get_logger()
-tracer = trace.get_tracer("loraport.loader")
 
 WAIT_FOR_TURN_S = 30.0
 # Pauses before a result is handed in again; after the last one the client is told, and may upload again.
@@ -150,16 +149,18 @@ class Intake:
         parts = source(session)
         async with contextlib.AsyncExitStack() as turn:
             await self._wait_for_turn(turn, session.tenant)
-            manifest, outcome = await self._look_up(session)
-            if outcome is not None:
-                return outcome
-            base = await self._registry.base_spec(session.base_model)
+            with measured("intake", "RESOLVE", clock):
+                manifest, outcome = await self._look_up(session)
+                if outcome is not None:
+                    return outcome
+                base = await self._registry.base_spec(session.base_model)
             resolved = clock.monotonic()
             observe(Report("RESOLVE", (resolved - started) * 1000, 0))
-            async with contextlib.aclosing(parts):
-                received = await receive(
-                    parts, weights_size=session.weights_size, spool_dir=limits.spool_dir, patience_s=patience_s
-                )
+            with measured("intake", "FETCH", clock):
+                async with contextlib.aclosing(parts):
+                    received = await receive(
+                        parts, weights_size=session.weights_size, spool_dir=limits.spool_dir, patience_s=patience_s
+                    )
             observe(Report("FETCH", (clock.monotonic() - resolved) * 1000, session.weights_size))
             job = _Job(
                 session=session,
@@ -245,13 +246,14 @@ class Intake:
         stage = job.life.state
         started = self._clock.monotonic()
         try:
-            with tracer.start_as_current_span(f"loader.intake.{stage.value.lower()}"):
+            with measured("intake", stage, self._clock) as found:
                 match stage:
                     case IntakeState.RECEIVE:
                         job.quarantined = True
                         await asyncio.to_thread(self._quarantine, job)
                     case IntakeState.VERIFY:
                         job.findings = await asyncio.to_thread(self._examine, job)
+                        found.outcome = "OK" if job.findings.admitted else "REFUSED"
                     case IntakeState.PROMOTE:
                         assert job.findings is not None
                         # Equal bytes of two revisions share one object; its writers take turns.

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from opentelemetry import trace
 
 from services.loader.bad_digests import BadDigests
 from services.loader.disk_cache import DiskCache
 from services.loader.handover import Tokens
 from services.loader.host_tier import HostTier, TierFull
 from services.loader.loading import Load, SpoiledCopy, fetch, keep, seal, verify
+from services.loader.measure import measured
 from services.loader.ports import ObjectStore, RegistryPort
 from services.loader.resolve import Resolved, Resolver
 from services.loader.sealed import Blob, Reader
@@ -30,7 +30,6 @@ from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 
 log = structlog.get_logger()
-tracer = trace.get_tracer("loraport.loader")
 
 CLOSE_S = 5.0
 
@@ -99,7 +98,8 @@ class HostLoader:
         life.join(holder)
         started = self._clock.monotonic()
         try:
-            resolved = await self._resolver.resolve(revision_id)
+            with measured("load", life.state, self._clock):
+                resolved = await self._resolver.resolve(revision_id)
         except LoraportError as error:
             life.handle(Broke(error.reason))
             raise
@@ -268,11 +268,12 @@ class HostLoader:
         stage = load.life.state
         started = self._clock.monotonic()
         try:
-            with tracer.start_as_current_span(f"loader.{stage.value.lower()}"):
+            with measured("load", stage, self._clock) as found:
                 match stage:
                     case LoadState.FETCH:
                         self._reserve(load)
                         await asyncio.to_thread(fetch, load, self._store, self._disk)
+                        found.tier = load.tier
                     case LoadState.VERIFY:
                         await asyncio.to_thread(verify, load, self._disk)
                     case LoadState.STAGE_HOST:

@@ -1,7 +1,7 @@
 """Logs and traces.
 
 Logs are JSON lines on stderr with the trace id when there is one; they hold no prompts, keys or paths of tenants.
-Traces go out over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set, else nothing is recorded.
+Traces and metrics go out over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` is set, else nothing is recorded.
 """
 
 import logging
@@ -11,11 +11,11 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 
 
 def setup(service: str, *, level: str = "INFO") -> None:
-    """Configures logging, and tracing when an endpoint is set. Called once by a service's `__main__`."""
+    """Configures logging, and traces and metrics when an endpoint is set. Called once by a service's `__main__`."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -31,7 +31,7 @@ def setup(service: str, *, level: str = "INFO") -> None:
     _adopt_libraries(shared)
     structlog.contextvars.bind_contextvars(service=service)
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
-        _export_traces(service)
+        _export(service)
 
 
 def _adopt_libraries(processors: list[Any]) -> None:
@@ -52,13 +52,18 @@ def _add_trace_id(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
     return event
 
 
-def _export_traces(service: str) -> None:
-    # Imported here: the exporter is only needed where an endpoint is set.
+def _export(service: str) -> None:
+    # Imported here: the exporters are only needed where an endpoint is set.
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=Resource.create({"service.name": f"loraport-{service}"}))
+    resource = Resource.create({"service.name": f"loraport-{service}"})
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+    metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource=resource))
