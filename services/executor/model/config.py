@@ -213,7 +213,7 @@ def read_rope(config: Mapping[str, Any], *, default_theta: float) -> Rope:
     longest = count(config, "max_position_embeddings")
     original = config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
     factor = given.get("factor")
-    if factor is None and kind in ("yarn", "longrope"):
+    if factor is None and kind == "longrope":
         factor = longest / int(original or longest)
     missing = [key for key in _NEEDED.get(kind, ()) if given.get(key) is None]
     if missing:
@@ -233,6 +233,7 @@ def read_rope(config: Mapping[str, Any], *, default_theta: float) -> Rope:
 _NEEDED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor",),
 }

@@ -176,7 +176,7 @@ def load_transformers(directory: Path, *, dtype: torch.dtype, max_context: int |
         return _load_checked(directory, dtype=dtype, max_context=max_context)
     except (ModelUnsupported, ConfigUnsupported) as error:
         raise ModelUnsupported(f"{directory}: {error}") from error
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError) as error:
+    except Exception as error:
         # Whatever transformers stumbles over before the first request is a model that it does not run for us.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelUnsupported(f"{directory}: transformers cannot run it packed: {reason:.300}") from error
@@ -204,6 +204,7 @@ def _load(directory: Path, dtype: torch.dtype) -> Any:
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are reported, and refused below by name
         output_loading_info=True,
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
