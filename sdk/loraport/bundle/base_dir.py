@@ -181,7 +181,8 @@ def _modules(
         path = tensor.name.removesuffix(".weight")
         is_head = path in OUTPUT_HEADS
         # The experts of a mixture are bare parameters in the model, whatever the checkpoint calls them.
-        if (is_head and tied) or ".experts." in path:
+        # Some norms have a weight per head, and so two dimensions.
+        if (is_head and tied) or ".experts." in path or path.endswith("norm"):
             continue
         if is_head:
             path = "lm_head"  # GPT-NeoX checkpoints still say embed_out, its class no longer does
