@@ -56,6 +56,8 @@ class NativeDecoder:
         self._embedding = embedding
         self._norm = norm
         self._head = Linear(head)
+        # A product with this column is the mean of the squares: several times faster than a reduction at few rows.
+        self._mean = torch.full((config.hidden_size, 1), 1 / config.hidden_size)
         self._cos, self._sin = rope_tables(
             config.rope, head_dim=config.head_dim, length=max_context, dtype=embedding.dtype
         )
@@ -101,23 +103,27 @@ class NativeDecoder:
 
     def hidden(self, packed: Packed) -> torch.Tensor:
         """See `Decoder.hidden`."""
-        config = self._config
-        shape = (config.hidden_size,)
         self._freeze()
         x = self._embedding.index_select(0, packed.tokens)
         cos = self._cos.index_select(0, packed.positions).unsqueeze(1)
         sin = self._sin.index_select(0, packed.positions).unsqueeze(1)
         turn = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         for index, layer in enumerate(self._layers):
-            normed = rms_norm(x, shape, layer.input_norm, config.norm_eps)
+            normed = self._norm_of(x, layer.input_norm)
             seen = self._attend(index, layer, normed, turn, packed)
             x = layer.o.add_to(x, seen)
             packed.lora.add("o", index, x, seen)
-            normed = rms_norm(x, shape, layer.post_norm, config.norm_eps)
+            normed = self._norm_of(x, layer.post_norm)
             middle = self._feed_forward(index, layer, normed, packed.lora)
             x = layer.down.add_to(x, middle)
             packed.lora.add("down", index, x, middle)
-        return rms_norm(x, shape, self._norm, config.norm_eps)
+        return self._norm_of(x, self._norm)
+
+    def _norm_of(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            return rms_norm(x, weight.shape, weight, self._config.norm_eps)
+        scale = torch.mm(x * x, self._mean).add_(self._config.norm_eps).rsqrt_()
+        return (x * weight).mul_(scale)
 
     def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """See `Decoder.logits`."""

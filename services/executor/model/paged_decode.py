@@ -62,17 +62,18 @@ class PagedDecode:
             scores = torch.tanh(scores / softcap) * softcap
         unseen = self._mask(window)
         if unseen is not None:
-            scores = scores.masked_fill(unseen, float("-inf"))
+            scores += unseen
         weights = scores.softmax(dim=-1).view(-1)
         out = torch.embedding_bag(values.view(-1, size), self._keys, self._offsets, False, 0, False, weights, False)[0]
         return out.view(rows, heads * size)
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
-        """Return which positions a row does not see, bool [rows, 1, longest], None for none; made once per step."""
+        """Return -inf where a row does not see, else 0, [rows, 1, longest]; None where all see all. Made once."""
         if window not in self._unseen:
             unseen = self._position[None, :] > self._last[:, None]
             if window is not None:
                 unseen |= self._position[None, :] <= self._last[:, None] - window
             needed = not self._even or (window is not None and window < self._longest)
-            self._unseen[window] = unseen.unsqueeze(1) if needed else None
+            mask = torch.zeros(unseen.shape).masked_fill_(unseen, float("-inf")).unsqueeze(1)
+            self._unseen[window] = mask if needed else None
         return self._unseen[window]
