@@ -32,6 +32,9 @@ from loraport.registry.v1 import (
     tenant_service_pb2,
     tenant_service_pb2_grpc,
 )
+from loraport.trust.edit import first_root
+from loraport.trust.files import write_root
+from loraport.trust.root import PAYLOAD_TYPE, Role
 from services.shared.rpc.channels import CHANNEL_OPTIONS, TlsFiles
 from services.shared.statements import Verification, seal
 
@@ -63,8 +66,9 @@ class Fleet:
         }
         trust = folder / "trust"
         trust.mkdir()
-        for role, key in self.keys.items():
-            (trust / f"{role}.pub").write_bytes(key.public_pem)
+        by_role = {role: [self.keys.get(role, self.keys["registry"]).public_pem] for role in Role}
+        root = first_root(by_role, now=int(time.time()))
+        write_root(trust, root, sign_envelope(PAYLOAD_TYPE, root.body(), self.keys["registry"]))
         self.keys["registry"].save(folder / "signing.key")
         files = {"ca.pem": self._service_ca[0], "admin-ca.pem": admin_ca[0], "pepper": b"p" * 32}
         for name, (certificate, key) in self._leaves.items():

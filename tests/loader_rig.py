@@ -48,6 +48,7 @@ from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import Record, UploadSession, Verification, open_statement, seal
 from tests.bundle_files import config, encode, small_base, tensors, weights
 from tests.support.disks import tiny_folder as tiny_folder
+from tests.support.roots import write_root
 from tests.support.translog import FakeLog
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -371,12 +372,11 @@ def loader_config(tmp_path: Path, registry_port: int, store_address: str, **sett
 
 
 def _write_trust(tmp_path: Path, keys: dict[str, SigningKey]) -> None:
-    (tmp_path / "trust").mkdir(exist_ok=True)
+    write_root(tmp_path / "trust", keys)
     for role, key in keys.items():
         path = tmp_path / "trust" / f"{role}.key"
         path.unlink(missing_ok=True)
         key.save(path)
-        path.with_suffix(".pub").write_bytes(key.public_pem)
 
 
 async def reason(call: Any) -> str:

@@ -33,6 +33,8 @@ from loraport.registry.v1 import (
     log_service_pb2_grpc,
     tenant_service_pb2,
     tenant_service_pb2_grpc,
+    trust_service_pb2,
+    trust_service_pb2_grpc,
 )
 from loraport.router.v1 import router_admin_service_pb2, router_admin_service_pb2_grpc
 from loraport.types.v1 import types_pb2
@@ -103,6 +105,7 @@ class AdminClient:
         self._adapters: Any = adapter_service_pb2_grpc.AdapterServiceStub(self._registry.channel)
         self._audit: Any = audit_service_pb2_grpc.AuditServiceStub(self._registry.channel)
         self._log: Any = log_service_pb2_grpc.LogServiceStub(self._registry.channel)
+        self._trust: Any = trust_service_pb2_grpc.TrustServiceStub(self._registry.channel)
         self._fleet: Any = router_admin_service_pb2_grpc.RouterAdminServiceStub(self._router.channel)
         self._uploads: Any = loader_stubs.LoaderServiceStub(self._loader.channel)
 
@@ -193,10 +196,33 @@ class AdminClient:
         request = key_service_pb2.ListSignersRequest(parent=f"tenants/{tenant}")
         return list(self._registry.pages(self._keys.ListSigners, request, "signers"))
 
-    def revoke_signer(self, tenant: str, signer: str) -> key_service_pb2.Signer:
-        """Accepts no further manifest by a signer."""
-        request = key_service_pb2.RevokeSignerRequest(name=f"tenants/{tenant}/signers/{signer}")
+    def revoke_signer(self, tenant: str, signer: str, *, since_log_index: int | None = None) -> key_service_pb2.Signer:
+        """Accepts no further manifest by a signer; with `since_log_index`, none that it announced from there on."""
+        name = f"tenants/{tenant}/signers/{signer}"
+        request = key_service_pb2.RevokeSignerRequest(name=name, since_log_index=since_log_index)
         return self._registry.call(self._keys.RevokeSigner, request)
+
+    def get_delegation(self, tenant: str) -> key_service_pb2.Delegation:
+        """Returns how many of a tenant's signers a manifest needs."""
+        request = key_service_pb2.GetDelegationRequest(parent=f"tenants/{tenant}")
+        return self._registry.call(self._keys.GetDelegation, request)
+
+    def set_signer_threshold(self, tenant: str, threshold: int) -> key_service_pb2.Delegation:
+        """Sets how many of a tenant's signers a manifest needs."""
+        request = key_service_pb2.SetSignerThresholdRequest(parent=f"tenants/{tenant}", threshold=threshold)
+        return self._registry.call(self._keys.SetSignerThreshold, request)
+
+    # Trust roots: nothing of them is verified here, see `loraport.trust`
+
+    def list_trust_roots(self) -> list[trust_service_pb2.TrustRoot]:
+        """Returns the trust roots that the registry shows, oldest first."""
+        request = trust_service_pb2.ListTrustRootsRequest()
+        return list(self._registry.pages(self._trust.ListTrustRoots, request, "trust_roots"))
+
+    def submit_trust_root(self, envelope: bytes) -> trust_service_pb2.TrustRoot:
+        """Puts the next trust root in force."""
+        request = trust_service_pb2.SubmitTrustRootRequest(envelope=envelope)
+        return self._registry.call(self._trust.SubmitTrustRoot, request)
 
     # Base models
 

@@ -5,7 +5,7 @@ machine. What is signed is derived from the bytes that are then sent; the loader
 arrived.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from loraport.admin import AdminClient
 from loraport.bundle.base import BaseSpec
 from loraport.bundle.bundle_dir import BundleFiles, read_bundle_dir
-from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, SigningKey, claimed_payload, sign_envelope
+from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, Signer, claimed_payload, sign_envelope
 from loraport.bundle.manifest import build_manifest, parse_manifest
 from loraport.bundle.verdict import Verdict, Violation
 from loraport.bundle.verify import verify_bundle
@@ -72,7 +72,7 @@ def publish(
     tenant: str,
     adapter: str,
     base: str,
-    signer: SigningKey,
+    signer: Signer | Sequence[Signer],
     version: int | None = None,
     approve: bool = False,
     alias: str | None = None,
@@ -82,10 +82,10 @@ def publish(
 ) -> Publication:
     """Verifies, signs, registers and uploads a bundle; on request approves it and points an alias at it.
 
-    `base` is the id of a registered base model. `version` defaults to the one after the latest. With `source` the
-    loader fetches the bytes from there instead, and `observe` hears of its stages; what is signed are the bytes of
-    `directory` all the same. Publishing the same bytes under the same adapter again changes nothing, takes up an
-    interrupted upload, and still approves and sets the alias.
+    `base` is the id of a registered base model; `signer` is several where the tenant needs several. `version` defaults
+    to the one after the latest. With `source` the loader fetches the bytes from there instead, and `observe` hears of
+    its stages; what is signed are the bytes of `directory` all the same. Publishing the same bytes under the same
+    adapter again changes nothing, takes up an interrupted upload, and still approves and sets the alias.
 
     Raises:
         LoraportError: a service refused a step.
@@ -144,7 +144,7 @@ def verify_files(
 
 def sign_manifest(
     verdict: Verdict,
-    signer: SigningKey,
+    signer: Signer | Sequence[Signer],
     *,
     adapter: str,
     version: int,

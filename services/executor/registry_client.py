@@ -33,12 +33,15 @@ class RegistryClient:
         *,
         trusted: TrustedKeys,
         on_gone: Callable[[list[RevisionItem]], None],
+        on_root: Callable[[int, bytes], object],
     ) -> None:
         self._channel = channel
         self._keeper = keeper
         self._proofs = RecordProofs(LogClient(channel), keeper)
         self._trusted = trusted
-        self._catalog = CatalogClient(channel, artefacts_only=True, on_gone=self._gone, on_checkpoint=keeper.offer)
+        self._catalog = CatalogClient(
+            channel, artefacts_only=True, on_gone=self._gone, on_checkpoint=keeper.offer, on_root=on_root
+        )
         self._on_gone = on_gone
         # An item is replaced, never changed, so what was checked for this very item holds for it.
         self._checked: dict[str, tuple[RevisionItem, Standing]] = {}
@@ -84,6 +87,10 @@ class RegistryClient:
             log.error("a record of the catalog proves nothing", revision_id=item.revision_id, why=str(error))
             raise LoraportError("REVISION_NOT_ACTIVE", "the revision has no valid record") from None
         return Standing(record, item.shared_tenants)
+
+    def forget(self) -> None:
+        """Drops what was checked by another trust root; it is checked again when it is asked for."""
+        self._checked.clear()
 
     def _gone(self, items: list[RevisionItem]) -> None:
         for item in items:

@@ -49,7 +49,9 @@ class ExecutorService:
         keeper = CheckpointKeeper(
             prove_by(channel), trusted=checkpoint_keys(trust), policy=config.checkpoint, clock=clock
         )
-        self._registry = RegistryClient(channel, keeper, trusted=trust.keys("registry"), on_gone=self._gone, on_root=trust.offer)
+        self._registry = RegistryClient(
+            channel, keeper, trusted=trust.keys("registry"), on_gone=self._gone, on_root=trust.offer
+        )
         trust.on_change(self._registry.forget)
         self._board = Board(config.valkey_url)
         self._device: Device | None = None

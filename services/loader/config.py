@@ -58,9 +58,10 @@ class LoaderConfig:
     upload_listen: str
     # This service's certificate and key, and the two CAs.
     tls: TlsFiles
-    # Directory of the roles' public keys.
+    # Directory of trust roots, where the first one is believed.
     trust_dir: str
-    # Ed25519 key that signs verification results.
+    # Signer of verification results: a key file `<name>.key`, beside which `<name>.*.key` may hold the next key, or
+    # another signer (loraport.trust.signers). The newest trust root must name the key.
     signing_key: str
     # The registry's address.
     registry_address: str

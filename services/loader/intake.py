@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from loraport.bundle.base import BaseSpec
-from loraport.bundle.envelope import SigningKey
+from loraport.bundle.envelope import Signer
 from loraport.bundle.manifest import Manifest
 from services.loader.examine import Findings, examine, promote, verification_of
 from services.loader.manifests import read_manifest
@@ -89,7 +89,7 @@ class Intake:
         *,
         store: ObjectStore,
         registry: RegistryPort,
-        key: SigningKey,
+        key: Signer,
         trusted: TrustedKeys,
         clock: Clock,
         slots: Slots,

@@ -35,9 +35,16 @@ MAX_SPECS = 64
 class RegistryClient:
     """The port `RegistryPort` over one channel, which it closes together with the keeper of checkpoints."""
 
-    def __init__(self, channel: grpc.aio.Channel, keeper: CheckpointKeeper) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        keeper: CheckpointKeeper,
+        *,
+        on_root: Callable[[int, bytes], object] = lambda version, envelope: None,
+    ) -> None:
         self._channel = channel
         self._keeper = keeper
+        self._on_root = on_root
         self._proofs = RecordProofs(LogClient(channel), keeper)
         self._adapters = AdapterServiceStub(channel)
         self._bases = BaseModelServiceStub(channel)
@@ -46,7 +53,11 @@ class RegistryClient:
 
     def follow(self, on_gone: Callable[[list[RevisionItem]], None]) -> None:
         self._catalog = CatalogClient(
-            self._channel, artefacts_only=True, on_gone=on_gone, on_checkpoint=self._keeper.offer
+            self._channel,
+            artefacts_only=True,
+            on_gone=on_gone,
+            on_checkpoint=self._keeper.offer,
+            on_root=self._on_root,
         )
         self._catalog.start()
 

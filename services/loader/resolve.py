@@ -73,6 +73,10 @@ class Resolver:
         for revision_id in revision_ids:
             self._kept.pop(revision_id, None)
 
+    def forget_all(self) -> None:
+        """Drops everything: what was checked by another trust root is checked again."""
+        self._kept.clear()
+
     async def _ask(self, item: RevisionItem) -> Resolved:
         try:
             record: Record = await asyncio.to_thread(verified_record, item, self._trusted)

@@ -5,7 +5,7 @@ import contextlib
 
 import structlog
 
-from loraport.bundle.envelope import EnvelopeError, SigningKey
+from loraport.bundle.envelope import Signer
 from loraport.loader.v1.loader_service_pb2_grpc import add_LoaderServiceServicer_to_server
 from services.loader.bad_digests import BadDigests
 from services.loader.config import LoaderConfig
@@ -31,7 +31,7 @@ from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.rpc.service import first_ended
-from services.shared.trust import TrustError, TrustStore
+from services.shared.trust import RoleSigner, TrustError, TrustStore, state_file
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class LoaderService:
         store: ObjectStore,
         registry: RegistryPort,
         trust: TrustStore,
-        key: SigningKey,
+        key: Signer,
         clock: Clock,
         transport: Transport,
     ) -> None:
@@ -59,11 +59,13 @@ class LoaderService:
         self._registry = registry
         trusted = trust.keys("registry")
         node = config.node
+        resolver = Resolver(registry, trusted)
+        trust.on_change(resolver.forget_all)
         self._disk = None if node.disk_dir is None else DiskCache(node.disk_dir, node.disk_budget_bytes)
         self.host = HostLoader(
             store=store,
             registry=registry,
-            resolver=Resolver(registry, trusted),
+            resolver=resolver,
             clock=clock,
             tier=HostTier(config.host_budget_bytes),
             bad=BadDigests(config.bad_digest_ttl_s),
@@ -179,9 +181,10 @@ async def build(config: LoaderConfig, *, transport: Transport | None = None) -> 
     if not is_id(config.name):
         raise ConfigError(f"name must be an id, not {config.name!r:.80}")
     try:
-        trust = TrustStore.load(config.trust_dir)
-        key = SigningKey.load(config.signing_key)
-    except (TrustError, EnvelopeError) as error:
+        trust = TrustStore.load(config.trust_dir, state_file=state_file(config.checkpoint.state_file))
+        key = RoleSigner(config.signing_key, role="loader", trust=trust)
+        key.require()
+    except TrustError as error:
         raise ConfigError(str(error)) from None
     store = S3Store(
         config.s3_endpoint,
@@ -194,7 +197,7 @@ async def build(config: LoaderConfig, *, transport: Transport | None = None) -> 
     keeper = CheckpointKeeper(
         prove_by(channel), trusted=checkpoint_keys(trust), policy=config.checkpoint, clock=SystemClock()
     )
-    registry = RegistryClient(channel, keeper)
+    registry = RegistryClient(channel, keeper, on_root=trust.offer)
     return LoaderService(
         config,
         store=store,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection
 
-from loraport.bundle.envelope import SigningKey
+from loraport.bundle.envelope import Signer
 from loraport.log.checkpoint import Checkpoint, seal_checkpoint
 from services.registry.hub import EpochHub
 from services.registry.store import log as translog
@@ -28,17 +28,18 @@ GATHER_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A checkpoint and its signed envelope."""
+    """A checkpoint, its signed envelope, and the key that was to sign it."""
 
     checkpoint: Checkpoint
     envelope: bytes
+    key_id: str
 
 
 class Checkpoints:
     """Issues checkpoints, each newer than the one before, and tells the hub of them. Belongs to one event loop."""
 
     def __init__(
-        self, database: Database, key: SigningKey, hub: EpochHub, clock: Clock, *, life_s: int, interval_s: float
+        self, database: Database, key: Signer, hub: EpochHub, clock: Clock, *, life_s: int, interval_s: float
     ) -> None:
         """`key` is the one of `services.shared.checkpoint.checkpoint_keys`."""
         self._database = database
@@ -58,7 +59,7 @@ class Checkpoints:
         """
         async with self._turn:
             last = self._last
-            if last is None or self._age() >= self._interval_s or self._hub.epoch > last.checkpoint.catalog_epoch:
+            if last is None or self._old() or self._hub.epoch > last.checkpoint.catalog_epoch:
                 last = self._last = await run_blocking(self._make)
                 self._hub.publish(last.envelope)
             return last
@@ -84,9 +85,13 @@ class Checkpoints:
                 return
 
     async def _due(self) -> bool:
-        if self._last is None or self._age() >= self._interval_s:
+        if self._last is None or self._old():
             return True
         return bool(await run_blocking(self._revocation_epoch) > self._last.checkpoint.revocation_epoch)
+
+    def _old(self) -> bool:
+        """Whether the last one nears its end, or another key signs since."""
+        return self._age() >= self._interval_s or (self._last is not None and self._last.key_id != self._key.key_id)
 
     def _age(self) -> float:
         return self._interval_s if self._last is None else self._clock.now() - self._last.checkpoint.issued
@@ -100,7 +105,7 @@ class Checkpoints:
             state = translog.state(connection)
             if self._last is not None:
                 _require_extension(connection, state, self._last.checkpoint)
-        issued = int(self._clock.now())
+        issued, key_id = int(self._clock.now()), self._key.key_id
         checkpoint = Checkpoint(
             tree_size=state.tree_size,
             root_hash=state.root_hash.hex(),
@@ -109,7 +114,7 @@ class Checkpoints:
             issued=issued,
             expires=issued + self._life_s,
         )
-        return Issued(checkpoint, seal_checkpoint(checkpoint, self._key))
+        return Issued(checkpoint, seal_checkpoint(checkpoint, self._key), key_id)
 
 
 def _require_extension(connection: Connection, state: translog.LogState, last: Checkpoint) -> None:

@@ -16,12 +16,15 @@ class RegistryConfig:
     database_url: str
     # This service's certificate and key and the two CAs.
     tls: TlsFiles
-    # Directory of public keys by role (services.shared.trust).
+    # Directory of trust roots, where the first one is believed (services.shared.trust).
     trust_dir: str
-    # Ed25519 private key, PEM; its public key must be among the registry's in `trust_dir`.
+    # Signer of the role registry: a key file `<name>.key`, beside which `<name>.*.key` may hold the next key, or
+    # another signer (loraport.trust.signers). The newest trust root must name the key.
     signing_key_file: str
     # The fleet's pepper, at least 32 bytes, used as they are: keys the hashes of API keys and seals page tokens.
     pepper_file: str
+    # Signer of the role timestamp, which signs checkpoints. Empty: the registry's, where the root names that.
+    timestamp_key_file: str = ""
     # How long an upload may begin after its revision was announced, seconds, in [60, 86400].
     session_life_s: int = 3600
     # How long the result of a request id is remembered, seconds, >= 60.

@@ -3,12 +3,16 @@
     PENDING      announced by a signed manifest; the bytes are awaited
     VERIFIED     the loader proved that the stored bytes are the manifest's and obey every rule
     ACTIVE       an admin approved it and the registry signed its record: it may serve
-    QUARANTINED  a check failed, or the announcement was overtaken by a newer one of the same content
+    QUARANTINED  a check failed, a key behind it is believed no longer, or the announcement was overtaken by a newer one
+                 of the same content
     REVOKED      out of service for ever
 
 Events move it. VERIFY and REFUSE come from the loader, APPROVE and REVOKE from an admin, SUPERSEDE from a publisher
-who announces the same content again under a higher version. A pair that is not in the table is an error, never a
-silent no-op; that a repeated event is harmless is said by an entry that stays in its state, so it is said on purpose.
+who announces the same content again under a higher version. DISTRUST and WITHDRAW follow from a key that is revoked
+since some place in the log: of a publisher or loader, so that the announcement or verification is worth nothing; or of
+the registry itself, so that only its record is, and an approval makes a new one. A pair that is not in the table is an
+error, never a silent no-op; that a repeated event is harmless is said by an entry that stays in its state, so it is
+said on purpose.
 
 Two absences carry weight. VERIFIED and ACTIVE have no REFUSE: a session holder who uploads other bytes after the
 right ones were verified cannot take a revision down. REVOKED leads nowhere but to itself.
@@ -36,6 +40,8 @@ class Event(StrEnum):
     APPROVE = "APPROVE"
     REVOKE = "REVOKE"
     SUPERSEDE = "SUPERSEDE"
+    DISTRUST = "DISTRUST"
+    WITHDRAW = "WITHDRAW"
 
 
 INITIAL = State.PENDING
@@ -57,6 +63,11 @@ TABLE = MappingProxyType(
         (State.QUARANTINED, Event.SUPERSEDE): State.QUARANTINED,
         (State.QUARANTINED, Event.REVOKE): State.REVOKED,
         (State.REVOKED, Event.REVOKE): State.REVOKED,
+        (State.PENDING, Event.DISTRUST): State.QUARANTINED,
+        (State.VERIFIED, Event.DISTRUST): State.QUARANTINED,
+        (State.ACTIVE, Event.DISTRUST): State.QUARANTINED,
+        (State.QUARANTINED, Event.DISTRUST): State.QUARANTINED,
+        (State.ACTIVE, Event.WITHDRAW): State.VERIFIED,
     }
 )
 

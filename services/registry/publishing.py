@@ -1,6 +1,6 @@
 """From an announcement to a revision that may serve: reads what is known, lets the rules decide, writes, signs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -8,13 +8,13 @@ from sqlalchemy import Connection
 from loraport.bundle.base import BaseSpec, base_id_of, from_json
 from loraport.bundle.canonical import load_strict
 from loraport.bundle.digest import is_digest, sha256_digest
-from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, EnvelopeError, SigningKey, verify_envelope
+from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, EnvelopeError, Signer, verify_envelope
 from loraport.bundle.manifest import Manifest, ManifestError, parse_manifest
 from services.registry import catalog
 from services.registry.lifecycle import INITIAL, Event, after
 from services.registry.ports import Randomness
 from services.registry.records import AdapterRow, BaseRow, RevisionRow
-from services.registry.store import accounts, adapters, bases, revisions
+from services.registry.store import accounts, adapters, bases, delegations, revisions
 from services.registry.store.database import Transaction
 from services.shared.errors import Fault, LoraportError
 from services.shared.names import AdapterName, parse_revision
@@ -42,10 +42,22 @@ class Announced:
 
 
 class Publishing:
-    """The registry's part in a revision's life. `loaders` are the keys whose verifications count."""
+    """The registry's part in a revision's life. `loaders` are the keys whose verifications count.
 
-    def __init__(self, key: SigningKey, loaders: Mapping[str, bytes], randomness: Randomness, limits: Limits) -> None:
+    `refresh` makes `key` and `loaders` those of the newest trust root that a connection sees.
+    """
+
+    def __init__(
+        self,
+        key: Signer,
+        loaders: Mapping[str, bytes],
+        randomness: Randomness,
+        limits: Limits,
+        *,
+        refresh: Callable[[Connection], None] = lambda connection: None,
+    ) -> None:
         self._key = key
+        self._refresh = refresh
         self._loaders = loaders
         self._randomness = randomness
         self._limits = limits
@@ -61,7 +73,8 @@ class Publishing:
         """
         connection = transaction.connection
         accounts.require_tenant(connection, tenant)
-        payload = _verified(envelope, accounts.active_signers(connection, tenant))
+        threshold = delegations.newest(connection, tenant).threshold
+        payload = _verified(envelope, accounts.active_signers(connection, tenant), threshold)
         manifest = _parsed(payload)
         catalog.check_manifest(
             manifest,
@@ -145,6 +158,8 @@ class Publishing:
         move = catalog.approve(row, etag=etag)
         if not move.changed:
             return row
+        # What is signed after a rotation in the log must be signed by the new key: peers go by the place.
+        self._refresh(transaction.connection)
         record = Record(
             revision_id=row.revision_id,
             tenant=row.tenant,
@@ -192,12 +207,14 @@ def parse_spec(spec_json: bytes) -> BaseSpec:
     return from_json(load_strict(spec_json, max_bytes=MAX_SPEC_BYTES, max_depth=4))
 
 
-def _verified(envelope: bytes, signers: Mapping[str, bytes]) -> bytes:
+def _verified(envelope: bytes, signers: Mapping[str, bytes], threshold: int) -> bytes:
     try:
-        return verify_envelope(envelope, payload_type=IN_TOTO_PAYLOAD_TYPE, trusted=signers)
+        return verify_envelope(envelope, payload_type=IN_TOTO_PAYLOAD_TYPE, trusted=signers, threshold=threshold)
     except EnvelopeError as error:
         if error.code == "UNTRUSTED":
-            raise LoraportError("UNTRUSTED_SIGNER") from None
+            raise LoraportError(
+                "UNTRUSTED_SIGNER", f"fewer than {threshold} valid signers of the tenant signed"
+            ) from None
         fault = Fault("manifest_envelope", error.detail, error.code)
         raise LoraportError(
             "INVALID_MANIFEST", f"the envelope is not usable: {error.detail}", faults=(fault,)

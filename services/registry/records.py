@@ -45,7 +45,7 @@ class ApiKeyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignerRow:
-    """A publisher's public key (PEM)."""
+    """A publisher's public key (PEM). What it announced at log index `since_log_index` or later does not count."""
 
     tenant: str
     signer: str
@@ -53,6 +53,7 @@ class SignerRow:
     public_key_pem: str
     create_us: int
     revoke_us: int | None
+    since_log_index: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ import structlog
 from alembic.util import CommandError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from loraport.bundle.envelope import EnvelopeError, SigningKey
 from loraport.registry.v1 import (
     adapter_service_pb2_grpc,
     audit_service_pb2_grpc,
@@ -17,14 +16,17 @@ from loraport.registry.v1 import (
     log_service_pb2_grpc,
     rollout_service_pb2_grpc,
     tenant_service_pb2_grpc,
+    trust_service_pb2_grpc,
 )
 from services.registry.checkpoints import Checkpoints
 from services.registry.config import RegistryConfig
+from services.registry.delegating import Delegating
 from services.registry.desk import Desk
 from services.registry.hub import EpochHub
 from services.registry.ports import EpochListener, Randomness, SystemRandomness
 from services.registry.publishing import Limits, Publishing
 from services.registry.refusals import Refusal, Refusals
+from services.registry.roots import Roots
 from services.registry.servicers.adapter import AdapterServicer
 from services.registry.servicers.audit import AuditServicer
 from services.registry.servicers.base_model import BaseModelServicer
@@ -32,6 +34,7 @@ from services.registry.servicers.catalog import CatalogServicer
 from services.registry.servicers.key import KeyServicer
 from services.registry.servicers.log import LogServicer
 from services.registry.servicers.tenant import TenantServicer
+from services.registry.servicers.trust import TrustServicer
 from services.registry.store.database import Database
 from services.registry.store.migrate import upgrade
 from services.shared.clock import Clock, SystemClock
@@ -40,7 +43,7 @@ from services.shared.errors import LoraportError
 from services.shared.paging import PageTokens
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Call, Server, run_blocking
-from services.shared.trust import TrustError, TrustStore
+from services.shared.trust import RoleSigner, TrustError, TrustStore
 
 log = structlog.get_logger()
 
@@ -62,7 +65,15 @@ class RegistryService:
         self._config = config
         self._clock = clock or SystemClock()
         self._randomness = randomness or SystemRandomness()
-        self._key, self._trust = _keys(config)
+        try:
+            self._trust = TrustStore.load(config.trust_dir, clock=self._clock)
+        except TrustError as error:
+            raise ConfigError(str(error)) from None
+        self._key = RoleSigner(config.signing_key_file, role="registry", trust=self._trust)
+        timestamp = RoleSigner(
+            config.timestamp_key_file or config.signing_key_file, role="timestamp", trust=self._trust
+        )
+        self._signers = (self._key, timestamp)
         self._pepper = Path(config.pepper_file).read_bytes()
         if len(self._pepper) < MIN_PEPPER:
             raise ConfigError(f"pepper_file must hold at least {MIN_PEPPER} bytes")
@@ -71,13 +82,14 @@ class RegistryService:
             authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
         except (ValueError, SQLAlchemyError) as error:
             raise ConfigError(str(error).splitlines()[0]) from None
+        self._roots = Roots(self._database, self._trust)
         self._desk = Desk(self._database, self._clock, request_life_s=config.request_life_s)
         self._refusals = Refusals()
         self._server = Server(authorities, on_refused=self._refused)
         self._hub = EpochHub()
         self._checkpoints = Checkpoints(
             self._database,
-            _checkpoint_key(self._key),
+            timestamp,
             self._hub,
             self._clock,
             life_s=config.checkpoint_life_s,
@@ -95,6 +107,11 @@ class RegistryService:
             OSError: the address is taken.
         """
         await run_blocking(self._prepare_database)
+        for signer in self._signers:
+            try:
+                signer.require()
+            except TrustError as error:
+                raise ConfigError(str(error)) from None
         self._database.listen(self._announcer(asyncio.get_running_loop()))
         self._hub.advance(await run_blocking(self._database.epoch))
         self._add_servicers()
@@ -139,6 +156,7 @@ class RegistryService:
     def _prepare_database(self) -> None:
         try:
             upgrade(self._database)
+            self._roots.prepare(now_us=self._desk.now_us())
         except LoraportError as error:
             cause = getattr(error.__cause__, "orig", None) or error.message
             raise ConfigError(f"database_url: {str(cause).splitlines()[0]}") from None
@@ -154,12 +172,14 @@ class RegistryService:
             max_rank=config.max_rank,
             session_life_s=config.session_life_s,
         )
-        publishing = Publishing(self._key, self._trust.keys("loader"), self._randomness, limits)
+        publishing = Publishing(
+            self._key, self._trust.keys("loader"), self._randomness, limits, refresh=self._roots.refresh
+        )
         add = self._server.add
         add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, TenantServicer(desk, tokens))
         add(
             key_service_pb2_grpc.add_KeyServiceServicer_to_server,
-            KeyServicer(desk, tokens, self._randomness, self._pepper),
+            KeyServicer(desk, tokens, self._randomness, self._pepper, Delegating(self._key)),
         )
         add(base_model_service_pb2_grpc.add_BaseModelServiceServicer_to_server, BaseModelServicer(desk, tokens))
         add(adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server, AdapterServicer(desk, tokens, publishing))
@@ -169,6 +189,7 @@ class RegistryService:
         )
         add(audit_service_pb2_grpc.add_AuditServiceServicer_to_server, AuditServicer(desk, tokens))
         add(log_service_pb2_grpc.add_LogServiceServicer_to_server, LogServicer(desk, tokens, self._checkpoints))
+        add(trust_service_pb2_grpc.add_TrustServiceServicer_to_server, TrustServicer(desk, tokens, self._roots))
         # Part of the contract, not built yet: the generated servicers answer UNIMPLEMENTED.
         add(
             rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server,
@@ -181,21 +202,7 @@ class RegistryService:
             await asyncio.sleep(self._config.poll_interval_s)
             self._audit(self._refusals.expire(now=self._clock.monotonic()))
             try:
+                await run_blocking(self._roots.follow)
                 self._hub.advance(await run_blocking(self._database.epoch))
             except LoraportError as error:
                 log.warning("epoch not read", reason=error.reason)
-
-
-def _checkpoint_key(registry: SigningKey) -> SigningKey:
-    """Returns the key that signs checkpoints; its public half is what `checkpoint_keys` gives to peers."""
-    return registry
-
-
-def _keys(config: RegistryConfig) -> tuple[SigningKey, TrustStore]:
-    try:
-        key, trust = SigningKey.load(config.signing_key_file), TrustStore.load(config.trust_dir)
-    except (EnvelopeError, TrustError) as error:
-        raise ConfigError(str(error)) from None
-    if key.key_id not in trust.keys("registry"):
-        raise ConfigError("the public key of signing_key_file is not among the registry's in trust_dir")
-    return key, trust

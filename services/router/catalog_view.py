@@ -8,7 +8,7 @@ apart, for the owner alone. Nothing here ever falls back to the base model.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.shared.catalog import CatalogView, RevisionItem, TenantItem, verified_record
+from services.shared.catalog import CatalogView, KeysByPlace, RevisionItem, TenantItem, verified_record
 from services.shared.errors import FaultList, LoraportError
 from services.shared.statements import StatementError, TrustedKeys
 
@@ -110,10 +110,14 @@ def resolve_base(tenant: TenantItem | None, wanted: str, served: tuple[str, ...]
 class RecordChecker:
     """Whether the registry's signature stands behind an item; each record is checked once."""
 
-    def __init__(self, trusted: TrustedKeys, *, on_refused: Callable[[RevisionItem, str], None]) -> None:
+    def __init__(self, trusted: TrustedKeys | KeysByPlace, *, on_refused: Callable[[RevisionItem, str], None]) -> None:
         self._trusted = trusted
         self._on_refused = on_refused
         self._checked: dict[str, tuple[RevisionItem, str, bool]] = {}
+
+    def forget(self) -> None:
+        """Drops what was checked by another trust root."""
+        self._checked.clear()
 
     def is_active(self, view: CatalogView, item: RevisionItem) -> bool:
         """Returns whether the revision is ACTIVE by a valid record for the base that the catalog names."""

@@ -28,12 +28,15 @@ class RouterConfig:
     # Base model id → directory with its tokenizer.json and tokenizer_config.json.
     tokenizers: dict[str, str]
     tls: TlsFiles
-    # Public keys of the fleet's roles, see services/shared/trust.py.
+    # Directory of trust roots, where the first one is believed; see services/shared/trust.py.
     trust_dir: str
-    # Ed25519 private key (PEM) that signs tickets.
+    # Signer of tickets: a key file `<name>.key`, beside which `<name>.*.key` may hold the next key, or another signer
+    # (loraport.trust.signers). The newest trust root must name the key.
     signing_key: str
     # Secret under which API keys are hashed, shared with the registry: the file's bytes as they are, at least 32.
     pepper_file: str
+    # File that keeps the accepted trust roots over restarts; empty: a restart begins with `trust_dir` again.
+    root_state_file: str = ""
     # The notice board; empty for none. Losing it only makes residency up to `poll_interval_s` older.
     valkey_url: str = ""
     # Most requests of one tenant that wait, and that run at once.

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import structlog
 
-from loraport.bundle.envelope import EnvelopeError, SigningKey
 from loraport.router.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
 from loraport.router.v1.router_admin_service_pb2_grpc import add_RouterAdminServiceServicer_to_server
 from services.router.admin_servicer import RouterAdminServicer
@@ -33,7 +32,7 @@ from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.rpc.service import first_ended
 from services.shared.sampling import MAX_ANSWERS
-from services.shared.trust import TrustError, TrustStore
+from services.shared.trust import RoleSigner, TrustError, TrustStore
 
 log = structlog.get_logger()
 
@@ -54,7 +53,7 @@ class RouterService:
         registry = peer_channel(config.registry_address, config.tls)
         executors = {e.name: (e.base_model, peer_channel(e.address, config.tls)) for e in config.executors}
         self._channels = [registry, *(channel for _, channel in executors.values())]
-        self._catalog = CatalogClient(registry, artefacts_only=False)
+        self._catalog = CatalogClient(registry, artefacts_only=False, on_root=trust.offer)
         self._board = Board(config.valkey_url)
         self._bases = Bases(texts, catalog=self._catalog, channel=registry)
         self._fleet = Fleet(
@@ -75,9 +74,11 @@ class RouterService:
         relays = RelayParts(
             self._admission, self._fleet, ledger, signing_key, self._clock, config.max_request_s, config.max_unread_s
         )
+        records = RecordChecker(trust.keys("registry"), on_refused=_log_refused)
+        trust.on_change(records.forget)
         door = Door(
             self._catalog,
-            RecordChecker(trust.keys("registry"), on_refused=_log_refused),
+            records,
             self._bases,
             self._fleet,
             max_prompt_tokens=config.max_prompt_tokens,
@@ -159,14 +160,17 @@ async def build(config: RouterConfig) -> RouterService:
     return RouterService(config, texts)
 
 
-def _secrets(config: RouterConfig) -> tuple[bytes, SigningKey, TrustStore]:
+def _secrets(config: RouterConfig) -> tuple[bytes, RoleSigner, TrustStore]:
     pepper = Path(config.pepper_file).read_bytes()
     if len(pepper) < MIN_PEPPER_BYTES:
         raise ConfigError(f"{config.pepper_file} holds less than {MIN_PEPPER_BYTES} bytes")
     try:
-        return pepper, SigningKey.load(config.signing_key), TrustStore.load(config.trust_dir)
-    except (EnvelopeError, TrustError) as error:
+        trust = TrustStore.load(config.trust_dir, state_file=config.root_state_file)
+        signer = RoleSigner(config.signing_key, role="router", trust=trust)
+        signer.require()
+    except TrustError as error:
         raise ConfigError(str(error)) from None
+    return pepper, signer, trust
 
 
 def _log_refused(item: RevisionItem, why: str) -> None:

@@ -80,7 +80,17 @@ POLICIES = MappingProxyType(
     | _service(
         "registry.v1.KeyService",
         dict.fromkeys(
-            ("CreateApiKey", "ListApiKeys", "RevokeApiKey", "CreateSigner", "ListSigners", "RevokeSigner"), _ADMIN
+            (
+                "CreateApiKey",
+                "ListApiKeys",
+                "RevokeApiKey",
+                "CreateSigner",
+                "ListSigners",
+                "RevokeSigner",
+                "GetDelegation",
+                "SetSignerThreshold",
+            ),
+            _ADMIN,
         ),
     )
     | _service(
@@ -119,6 +129,7 @@ POLICIES = MappingProxyType(
         "registry.v1.LogService",
         dict.fromkeys(("GetCheckpoint", "GetInclusionProof", "GetConsistencyProof", "ListLeaves"), _ADMIN_OR_PEER),
     )
+    | _service("registry.v1.TrustService", {"SubmitTrustRoot": _ADMIN, "ListTrustRoots": _ADMIN_OR_PEER})
     | _service("registry.v1.AuditService", {"ListAuditEvents": _ADMIN})
     | _service("registry.v1.CatalogService", {"Watch": _PEERS, "GetEpoch": _PEERS})
     | _service(

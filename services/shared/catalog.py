@@ -6,6 +6,7 @@ says about a revision is a hint until the record's signature has been checked (`
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from services.shared.statements import Record, StatementError, TrustedKeys, open_statement
 
@@ -70,7 +71,15 @@ class AliasItem:
     revision_id: str
 
 
-Item = TenantItem | KeyItem | BaseItem | RevisionItem | AliasItem
+@dataclass(frozen=True, slots=True)
+class RootItem:
+    """A trust root, for `services.shared.trust` to judge; it is no part of a view."""
+
+    version: int
+    envelope: bytes
+
+
+Item = TenantItem | KeyItem | BaseItem | RevisionItem | AliasItem | RootItem
 
 
 @dataclass(slots=True)
@@ -86,7 +95,7 @@ class CatalogView:
     aliases: dict[tuple[str, str, str], AliasItem] = field(default_factory=dict)
 
     def apply(self, items: Iterable[Item], *, epoch: int, synced: bool) -> list[RevisionItem]:
-        """Takes a part of the catalog; returns the revisions that are newly REVOKED by it."""
+        """Takes a part of the catalog; returns the revisions that are newly REVOKED by it, or ACTIVE no longer."""
         revoked = []
         for item in items:
             match item:
@@ -98,7 +107,8 @@ class CatalogView:
                     self.bases[item.base_model] = item
                 case RevisionItem():
                     before = self.revisions.get(item.revision_id)
-                    if item.state == "REVOKED" and (before is None or before.state != "REVOKED"):
+                    was = before.state if before is not None else ""
+                    if was != item.state and (item.state == "REVOKED" or was == "ACTIVE"):
                         revoked.append(item)
                     self.revisions[item.revision_id] = item
                 case AliasItem():
@@ -126,13 +136,24 @@ class CatalogView:
         return gone
 
 
-def verified_record(item: RevisionItem, trusted: TrustedKeys) -> Record:
+@runtime_checkable
+class KeysByPlace(Protocol):
+    """Keys that depend on where in the log a record is; a plain mapping of keys holds for every place."""
+
+    def at(self, log_index: int) -> TrustedKeys:
+        """Returns the keys whose records at that place count."""
+
+
+def verified_record(item: RevisionItem, trusted: TrustedKeys | KeysByPlace) -> Record:
     """Returns the registry's signed record of an ACTIVE revision, checked against the view's item.
+
+    Where the key is one of an earlier root, the record's place in the log decides; who relies on it has that proven.
 
     Raises:
         StatementError: there is no valid record, or it speaks of something else.
     """
-    record = open_statement(Record, item.record_envelope, trusted)
+    keys = trusted.at(item.record_leaf) if isinstance(trusted, KeysByPlace) else trusted
+    record = open_statement(Record, item.record_envelope, keys)
     claims = (record.revision_id, record.tenant, record.adapter, record.version, record.weights_digest)
     shown = (item.revision_id, item.tenant, item.adapter, item.version, item.weights_digest)
     if claims != shown or record.state != "ACTIVE" or item.state != "ACTIVE":

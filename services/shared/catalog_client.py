@@ -9,7 +9,7 @@ import structlog
 from loraport.registry.v1 import catalog_service_pb2 as pb
 from loraport.registry.v1 import catalog_service_pb2_grpc as stubs
 from loraport.registry.v1.adapter_service_pb2 import Revision
-from services.shared.catalog import AliasItem, BaseItem, CatalogView, Item, KeyItem, RevisionItem, TenantItem
+from services.shared.catalog import AliasItem, BaseItem, CatalogView, Item, KeyItem, RevisionItem, RootItem, TenantItem
 
 log = structlog.get_logger()
 
@@ -46,6 +46,8 @@ def from_proto(item: pb.CatalogItem) -> Item | None:
         case "alias":
             alias = item.alias
             return AliasItem(alias.tenant, alias.adapter, alias.alias, alias.revision_id)
+        case "trust_root":
+            return RootItem(item.trust_root.version, item.trust_root.envelope)
         case _:
             return None
 
@@ -54,7 +56,7 @@ class CatalogClient:
     """Follows the registry until stopped.
 
     `on_gone` hears of revisions that may serve no longer, `on_checkpoint` of signed checkpoints, each when the view has
-    reached its catalog epoch.
+    reached its catalog epoch. `on_root` hears of trust roots, before anything that came with or after them is used.
     """
 
     def __init__(
@@ -64,12 +66,14 @@ class CatalogClient:
         artefacts_only: bool,
         on_gone: Callable[[list[RevisionItem]], None] = lambda items: None,
         on_checkpoint: Callable[[bytes], None] = lambda envelope: None,
+        on_root: Callable[[int, bytes], object] = lambda version, envelope: None,
     ) -> None:
         self.view = CatalogView()
         self._stub = stubs.CatalogServiceStub(channel)
         self._artefacts_only = artefacts_only
         self._on_gone = on_gone
         self._on_checkpoint = on_checkpoint
+        self._on_root = on_root
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[int] | None = None
@@ -147,6 +151,9 @@ class CatalogClient:
         incoming: CatalogView | None = CatalogView()
         async for part in self._stub.Watch(pb.WatchRequest(artefacts_only=self._artefacts_only)):
             items = [item for item in map(from_proto, part.items) if item is not None]
+            for item in items:
+                if isinstance(item, RootItem):
+                    self._on_root(item.version, item.envelope)
             if incoming is not None:
                 incoming.apply(items, epoch=part.epoch, synced=part.synced)
                 gone = self.view.replace(incoming) if part.synced else []

@@ -67,7 +67,7 @@ class CheckpointPolicy:
 
 def checkpoint_keys(trust: TrustStore) -> TrustedKeys:
     """Returns the keys that checkpoints may be signed with."""
-    return trust.keys("registry")
+    return trust.keys("timestamp")
 
 
 def prove_by(channel: grpc.aio.Channel) -> Prove:

@@ -41,7 +41,7 @@ REASONS = MappingProxyType(
         "INVALID_TICKET": (Code.PERMISSION_DENIED, "The router's ticket is not valid for this request."),
         "INVALID_SESSION": (Code.PERMISSION_DENIED, "The upload session is not valid; register the revision again."),
         "SOURCE_NOT_ALLOWED": (Code.PERMISSION_DENIED, "The source is not on the loader's allow-list."),
-        "UNTRUSTED_SIGNER": (Code.PERMISSION_DENIED, "No active signer of the tenant signed the manifest."),
+        "UNTRUSTED_SIGNER": (Code.PERMISSION_DENIED, "Too few active signers of the tenant signed the manifest."),
         "UNTRUSTED_VERIFIER": (Code.PERMISSION_DENIED, "No trusted loader signed the verification result."),
         # what was asked
         "DEADLINE_REQUIRED": (Code.INVALID_ARGUMENT, "Unary calls need a deadline; set one in the client."),
@@ -93,6 +93,7 @@ REASONS = MappingProxyType(
             Code.FAILED_PRECONDITION,
             "The revision's record is signed and not in the registry's log; it is not loaded. Audit the log at once.",
         ),
+        "INVALID_TRUST_ROOT": (Code.FAILED_PRECONDITION, "The trust root does not follow the newest one."),
         "SOURCE_UNUSABLE": (Code.FAILED_PRECONDITION, "The source gives something else than the files asked for."),
         "STALE_ETAG": (Code.ABORTED, "The resource changed since it was read; read it again."),
         # what is used up or down

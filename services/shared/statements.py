@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from loraport.bundle.canonical import StrictJsonError, canonical, load_strict
-from loraport.bundle.envelope import MAX_ENVELOPE_BYTES, EnvelopeError, SigningKey, sign_envelope, verify_envelope
+from loraport.bundle.envelope import MAX_ENVELOPE_BYTES, EnvelopeError, Signer, sign_envelope, verify_envelope
 
 MAX_TICKET_LIFE_S = 60
 CLOCK_SKEW_S = 5
@@ -95,7 +95,7 @@ class Record:
 S = TypeVar("S", Ticket, UploadSession, Verification, Record)
 
 
-def seal(statement: Ticket | UploadSession | Verification | Record, key: SigningKey) -> bytes:
+def seal(statement: Ticket | UploadSession | Verification | Record, key: Signer) -> bytes:
     """Returns the signed envelope of a statement."""
     return sign_envelope(statement.TYPE, canonical(dataclasses.asdict(statement)), key)
 

@@ -36,6 +36,7 @@ from services.shared.rpc.channels import TlsFiles
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.statements import Record, Ticket, seal
+from tests.support.roots import write_root
 from tests.support.translog import FakeLog
 
 State = adapters.Revision.State
@@ -258,9 +259,7 @@ async def collect(call: Any) -> Answer:
 async def running(tmp_path: Path, base_dir: Path, peers: Peers, **settings: Any) -> AsyncIterator[Rig]:
     """Starts the peers and the executor, and ends both."""
     ca, admin_ca, router_key = make_ca("services"), make_ca("admins"), SigningKey.generate()
-    (tmp_path / "trust").mkdir()
-    for role, key in {"registry": peers.key, "loader": SigningKey.generate(), "router": router_key}.items():
-        (tmp_path / "trust" / f"{role}.pub").write_bytes(key.public_pem)
+    write_root(tmp_path / "trust", {"registry": peers.key, "router": router_key})
     (tmp_path / "ca.pem").write_bytes(ca.certificate)
     (tmp_path / "admin-ca.pem").write_bytes(admin_ca.certificate)
     for name in ("registry", "executor/executor-0", "router"):

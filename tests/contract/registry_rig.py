@@ -35,6 +35,7 @@ from services.registry.service import RegistryService
 from services.shared.rpc.channels import TlsFiles
 from services.shared.rpc.status import DETAILS_KEY
 from services.shared.statements import Verification, seal
+from tests.support.roots import write_root
 
 SERVICE_CA, ADMIN_CA = make_ca("service"), make_ca("admin")
 IDENTITIES = {
@@ -234,9 +235,8 @@ class Rig:
 def write_config(folder: Path, *, database_url: str | None = None, **changes: Any) -> RegistryConfig:
     """Writes keys and certificates below `folder` and returns a configuration that names them."""
     trust = folder / "trust"
-    trust.mkdir(parents=True, exist_ok=True)
-    for role, key in (("registry", REGISTRY_KEY), ("loader", LOADER_KEY), ("router", ROUTER_KEY)):
-        (trust / f"{role}.pub").write_bytes(key.public_pem)
+    if not trust.exists():
+        write_root(trust, {"registry": REGISTRY_KEY, "loader": LOADER_KEY, "router": ROUTER_KEY})
     files: Mapping[str, bytes] = {
         "registry.pem": LEAVES["registry"][0],
         "registry.key": LEAVES["registry"][1],

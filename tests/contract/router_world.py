@@ -35,6 +35,7 @@ from services.shared.errors import LoraportError
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.statements import Record, Ticket, open_ticket, seal
+from tests.support.roots import write_root
 
 SERVICE_CA, ADMIN_CA = make_ca("service"), make_ca("admin")
 PEPPER = b"p" * 32
@@ -263,8 +264,7 @@ class World:
     def _write_files(self) -> None:
         files = {"ca.pem": SERVICE_CA[0], "admin-ca.pem": ADMIN_CA[0], "pepper": PEPPER}
         files["router.pem"], files["router.crt.key"] = self.leaf("service/router")
-        for role, key in self.keys.items():
-            files[f"{role}.pub"] = key.public_pem
+        write_root(self.folder, self.keys)
         for name, data in files.items():
             (self.folder / name).write_bytes(data)
         self.keys["router"].save(self.folder / "ticket.key")

@@ -119,18 +119,19 @@ async def test_changes_of_one_moment_reach_their_epoch_with_the_last_message(
     monkeypatch.setattr(feed, "CHUNK", 2)
     async with serving(write_config(tmp_path, poll_interval_s=3600.0)) as rig:
         stream = rig.catalog().Watch(catalog_pb.WatchRequest(), timeout=TIMEOUT)
+        assert not (await stream.read()).synced  # the trust root
         assert (await stream.read()).synced
         # The watcher is told nothing while the changes are made, so they reach it together.
         rig.service._database.listen(lambda epoch: None)
         for tenant in ("t1", "t2", "t3", "t4", "t5"):
             await rig.tenant(tenant)
         # A tenant and a signer each.
-        rig.service._hub.advance(10)
+        rig.service._hub.advance(11)
         got = [await stream.read() for _ in range(3)]
         assert [(part.epoch, len(part.items), part.synced) for part in got] == [
-            (0, 2, True),
-            (0, 2, True),
-            (10, 1, True),
+            (1, 2, True),
+            (1, 2, True),
+            (11, 1, True),
         ]
         stream.cancel()
 

@@ -90,7 +90,9 @@ async def test_every_change_is_a_leaf_and_nothing_else_is(rig: Rig) -> None:
     found = await leaves(rig)
     first, name = "tenants/acme/adapters/pirate/revisions/v1", "tenants/acme/adapters/pirate/revisions"
     assert [(leaf.kind, leaf.resource) for leaf in found] == [
+        ("TRUST_ROOT", "trustRoots/1"),
         ("SIGNER_CREATED", "tenants/acme/signers/ci"),
+        ("DELEGATED", "tenants/acme/delegations/1"),
         ("BASE_MODEL", "baseModels/base"),
         ("ANNOUNCED", first),
         ("VERIFIED", first),
@@ -105,16 +107,17 @@ async def test_every_change_is_a_leaf_and_nothing_else_is(rig: Rig) -> None:
         ("API_KEY_CREATED", key.api_key.name),
         ("API_KEY_REVOKED", key.api_key.name),
         ("SIGNER_REVOKED", "tenants/acme/signers/ci"),
+        ("DELEGATED", "tenants/acme/delegations/2"),
     ]
-    assert [leaf.index for leaf in found] == list(range(15))
-    assert found[4].digest == sha256_digest(active.record_envelope)
-    assert {found[5].digest, found[6].digest, found[7].digest} == {active.revision_id}
+    assert [leaf.index for leaf in found] == list(range(18))
+    assert found[6].digest == sha256_digest(active.record_envelope)
+    assert {found[7].digest, found[8].digest, found[9].digest} == {active.revision_id}
     for before, after in pairwise(found):
         assert after.previous == merkle.leaf_hash(before.body()).hex()
-    assert [leaf.index for leaf in await leaves(rig, start_index=13)] == [13, 14]
+    assert [leaf.index for leaf in await leaves(rig, start_index=16)] == [16, 17]
     said = await checkpoint(rig)
     assert said.root_hash == merkle.root(merkle.leaf_hash(leaf.body()) for leaf in found).hex()
-    assert (said.tree_size, said.revocation_epoch) == (15, 15)
+    assert (said.tree_size, said.revocation_epoch) == (18, 17)
 
 
 async def test_a_change_that_is_refused_leaves_no_leaf(rig: Rig) -> None:
@@ -148,9 +151,9 @@ async def test_proofs_of_a_serving_registry_verify(rig: Rig) -> None:
 async def test_questions_beyond_the_log_are_refused(rig: Rig) -> None:
     stub = rig.log()
     for call in (
-        stub.GetInclusionProof(pb.GetInclusionProofRequest(leaf_index=2), timeout=TIMEOUT),
+        stub.GetInclusionProof(pb.GetInclusionProofRequest(leaf_index=4), timeout=TIMEOUT),
         stub.GetInclusionProof(pb.GetInclusionProofRequest(leaf_index=-1), timeout=TIMEOUT),
-        stub.GetInclusionProof(pb.GetInclusionProofRequest(leaf_index=0, tree_size=3), timeout=TIMEOUT),
+        stub.GetInclusionProof(pb.GetInclusionProofRequest(leaf_index=0, tree_size=5), timeout=TIMEOUT),
         stub.GetInclusionProof(pb.GetInclusionProofRequest(leaf_index=0, tree_size=-1), timeout=TIMEOUT),
         stub.GetConsistencyProof(pb.GetConsistencyProofRequest(old_tree_size=0), timeout=TIMEOUT),
         stub.GetConsistencyProof(pb.GetConsistencyProofRequest(old_tree_size=2, new_tree_size=1), timeout=TIMEOUT),
@@ -170,7 +173,7 @@ async def test_watchers_get_a_checkpoint_at_once_and_after_a_revocation(rig: Rig
         assert not part.checkpoint
         part = await stream.read()
     first = open_checkpoint(part.checkpoint, KEYS, now=time.time())
-    assert (first.catalog_epoch, first.revocation_epoch) == (part.epoch, 0)
+    assert (first.catalog_epoch, first.revocation_epoch) == (part.epoch, 1)
     await rig.revoke(active.name)
     while not (part := await stream.read()).checkpoint:
         pass
@@ -188,7 +191,10 @@ async def test_checkpoints_come_by_themselves(tmp_path: Path) -> None:
             part = await stream.read()
             if part.checkpoint:
                 got.append(open_checkpoint(part.checkpoint, KEYS, now=time.time()))
-        assert {(item.tree_size, item.root_hash) for item in got} == {(0, merkle.EMPTY_ROOT.hex())}
+        (leaf,) = await leaves(rig)  # the trust root
+        assert {(item.tree_size, item.root_hash) for item in got} == {
+            (1, merkle.root([merkle.leaf_hash(leaf.body())]).hex())
+        }
         assert all(item.expires - item.issued == 600 for item in got)
         stream.cancel()
 
@@ -208,7 +214,7 @@ async def test_a_registry_signs_no_second_history(rig: Rig) -> None:
         connection.execute(
             text(f"DROP TRIGGER {'log_nodes_no_update' if sqlite else 'log_nodes_append_only ON log_nodes'}")
         )
-        change = text("UPDATE log_nodes SET hash = :zeros WHERE level = 0 AND node_index = 4")
+        change = text("UPDATE log_nodes SET hash = :zeros WHERE level = 0 AND node_index = 6")
         connection.execute(change, {"zeros": bytes(32)})
     rig.service._hub.advance(rig.service._hub.epoch + 1)
     assert await reason_of(rig.log().GetCheckpoint(pb.GetCheckpointRequest(), timeout=TIMEOUT)) == "LOG_DAMAGED"
@@ -221,14 +227,14 @@ async def test_concurrent_writers_leave_one_log_without_a_gap(rig: Rig) -> None:
 
     await asyncio.gather(*(publish(f"a{i}") for i in range(6)))
     found, said = await leaves(rig), await checkpoint(rig)
-    assert [leaf.index for leaf in found] == list(range(2 + 6 * 3 * 3))
+    assert [leaf.index for leaf in found] == list(range(4 + 6 * 3 * 3))
     assert merkle.root(merkle.leaf_hash(leaf.body()) for leaf in found).hex() == said.root_hash
 
 
 async def test_appending_and_proving_read_few_rows_however_long_the_log(rig: Rig) -> None:
     database = rig.service._database
     with database.write() as transaction:
-        for index in range(2, 700):
+        for index in range(4, 700):
             made = log.append(transaction, log.Kind.RECORD, resource="r", digest=sha256_digest(b""), now_us=index)
             assert made == index
     counted: list[int] = []

@@ -58,7 +58,13 @@ class World:
             accounts.add_signer(
                 transaction,
                 SignerRow(
-                    tenant="acme", signer="ci", key_id=SIGNER.key_id, public_key_pem=pem, create_us=1, revoke_us=None
+                    tenant="acme",
+                    signer="ci",
+                    key_id=SIGNER.key_id,
+                    public_key_pem=pem,
+                    create_us=1,
+                    revoke_us=None,
+                    since_log_index=None,
                 ),
             )
             spec = canonical(to_json(base_spec()))

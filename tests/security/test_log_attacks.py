@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
+from loraport.bundle.envelope import SigningKey
 from loraport.cli.main import run
 from loraport.dev.layout import ENDPOINTS_SCHEMA
 from loraport.log import merkle
 from loraport.log.leaf import parse_leaf
 from loraport.registry.v1 import adapter_service_pb2 as adapter_pb
 from tests.contract.registry_rig import ADMIN_CA, LEAVES, SERVICE_CA, TIMEOUT, Rig, serving, write_config
+from tests.support.roots import write_root
 
 REVISIONS = 4
-# A signer, a base, and three leaves a revision.
-ROWS = 2 + 3 * REVISIONS
+# A trust root, a signer and its delegation, a base, and three leaves a revision.
+ROWS = 4 + 3 * REVISIONS
 
 
 class World:
@@ -152,7 +154,7 @@ async def test_a_history_of_its_own_is_located_by_proofs(world: World, index: in
 async def test_a_registry_restarted_on_a_rewritten_database_is_caught_by_the_last_audit(world: World) -> None:
     """Rows and all hashes rewritten: the new root is signed in good faith, and the auditor remembers the old one."""
     assert await world.verify() == (None, None)
-    rows, nodes = rewritten(world, 6), {}
+    rows, nodes = rewritten(world, 4), {}
     for size, row in enumerate(rows):
         left = [nodes[node] for node in merkle.merged(size)]
         nodes |= dict(merkle.new_nodes(size, merkle.leaf_hash(row), left))
@@ -238,8 +240,7 @@ async def test_an_untrusted_copy(
 async def test_a_copy_without_the_registrys_signature_is_no_evidence(world: World, tmp_path: Path) -> None:
     path = tmp_path / "copy"
     await world.cli("export", str(path))
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "registry.pub").write_bytes((tmp_path / "trust" / "router.pub").read_bytes())
+    write_root(tmp_path / "other", {"registry": SigningKey.generate()})
     code, found = await world.cli("verify", "--from", str(path), "--trust", str(tmp_path / "other"))
     assert code == 1
     assert "proves nothing: UNTRUSTED" in found["error"]

@@ -68,8 +68,12 @@ class Signer(Protocol):
     def public_pem(self) -> bytes:
         """The public key as SubjectPublicKeyInfo PEM."""
 
-    def sign(self, data: bytes) -> bytes:
-        """Returns the signature (64 bytes) of `data`. Raises EnvelopeError (SIGNER) or OSError when it cannot."""
+    def sign(self, data: bytes) -> tuple[str, bytes]:
+        """Returns the id of the key that signed, which may change from call to call, and the signature (64 bytes).
+
+        Raises:
+            EnvelopeError: SIGNER, it cannot sign.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +134,9 @@ class SigningKey:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
 
-    def sign(self, data: bytes) -> bytes:
-        """Returns the signature of `data`."""
-        return self.private.sign(data)
+    def sign(self, data: bytes) -> tuple[str, bytes]:
+        """Returns the key's id and its signature of `data`."""
+        return self.key_id, self.private.sign(data)
 
     def __repr__(self) -> str:
         return f"SigningKey({self.key_id})"
@@ -144,8 +148,7 @@ def sign_envelope(payload_type: str, payload: bytes, keys: Sequence[Signer] | Si
     Raises:
         EnvelopeError: TOO_LARGE, MALFORMED when there is no key or more than 16, or a signer's SIGNER.
     """
-    signers = list(keys) if isinstance(keys, Sequence) else [keys]
-    return _sealed(Envelope(payload, payload_type, {}), {signer.key_id: signer for signer in signers})
+    return _sealed(Envelope(payload, payload_type, {}), list(keys) if isinstance(keys, Sequence) else [keys])
 
 
 def add_signatures(envelope: bytes, keys: Sequence[Signer]) -> bytes:
@@ -154,15 +157,16 @@ def add_signatures(envelope: bytes, keys: Sequence[Signer]) -> bytes:
     Raises:
         EnvelopeError: as `sign_envelope`, or the envelope is none.
     """
-    return _sealed(_parse(envelope), {signer.key_id: signer for signer in keys})
+    return _sealed(_parse(envelope), keys)
 
 
-def _sealed(envelope: Envelope, signers: Mapping[str, Signer]) -> bytes:
-    count = len({*envelope.signatures, *signers})
-    if not 1 <= count <= MAX_SIGNATURES:
+def _sealed(envelope: Envelope, signers: Sequence[Signer]) -> bytes:
+    for signer in signers:
+        name, signature = signer.sign(envelope.pae())
+        envelope.signatures[name] = Signature(name, signature.hex())
+    if not 1 <= len(envelope.signatures) <= MAX_SIGNATURES:
+        count = len(envelope.signatures)
         raise EnvelopeError("MALFORMED", f"an envelope has 1 to {MAX_SIGNATURES} signatures, not {count}")
-    for name, signer in signers.items():
-        envelope.signatures[name] = Signature(name, signer.sign(envelope.pae()).hex())
     data = canonical(envelope.to_dict())
     if len(data) > MAX_ENVELOPE_BYTES:
         raise EnvelopeError("TOO_LARGE", f"{len(data)} bytes, the limit is {MAX_ENVELOPE_BYTES}")

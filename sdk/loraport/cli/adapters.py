@@ -162,7 +162,7 @@ def tell_publication(result: Any, tenant: str, name: str, as_json: bool) -> None
 
 
 def find_signer(data: Path, tenant: str, signer: str | None) -> Any:
-    """Returns the signing key of a tenant: the one named, or the only one there is.
+    """Returns the signing key of a tenant: the one named, or the only one there is; several for `A,B`.
 
     Raises:
         LoraportError: there is none, or several.
@@ -173,6 +173,8 @@ def find_signer(data: Path, tenant: str, signer: str | None) -> Any:
 
     folder = Layout.at(data).signer_key(tenant, "any").parent
     names = sorted(path.stem for path in folder.glob("*.key"))
+    if signer is not None and "," in signer:
+        return [find_signer(data, tenant, part) for part in signer.split(",")]
     if signer is None and len(names) > 1:
         raise FailedPreconditionError(f"{tenant} has several signers, choose one with --signer: {', '.join(names)}")
     chosen = signer or (names[0] if names else None)

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loraport.cli.views import DEFAULT_DATA, Data, Json, print_json, print_rows, say, wrong_use
+from loraport.cli.views import DEFAULT_DATA, Data, Json, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from loraport.admin import AdminClient
-    from loraport.log.audit import Audit
+    from loraport.log.audit import Audit, Finding
     from loraport.log.checkpoint import Checkpoint
+    from loraport.log.leaf import Leaf
+    from loraport.trust.root import TrustRoot
 
 app = typer.Typer(help="The transparency log: every record, alias, approval and revocation.", no_args_is_help=True)
 
 # An audit of the catalog is begun anew when something changes meanwhile.
 TRIES = 3
 
-Trust = Annotated[
-    Path | None, typer.Option(help="Directory of the roles' public keys. Default: trust in the data directory.")
-]
+Trust = Annotated[Path | None, typer.Option(help="Directory of trust roots. Default: trust in the data directory.")]
 
 
 @app.command("verify")
@@ -37,27 +37,31 @@ def verify(
         typer.Option(help="File of what the last audit accepted. Default: state/log-audit.json in the data directory."),
     ] = None,
     catalog: Annotated[
-        bool, typer.Option(help="Compare what the registry shows with what its log says, too. Not with --from.")
+        bool, typer.Option(help="Audit what the registry shows beside its log, too: see above. Not with --from.")
     ] = True,
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> int:
-    """Audit the whole log against the signed checkpoint, and name the first row that was edited, dropped or moved."""
+    """Audit the whole log against the signed checkpoint, and name the first row that was edited, dropped or moved.
+
+    With the registry at hand, also its trust roots, the signatures of its records, and what it shows beside them.
+    """
     from loraport.admin import AdminClient
     from loraport.log.copy import read_checkpoint, read_leaves
 
-    keys = _keys(trust or data / "trust")
+    folder = trust or data / "trust"
     memory = memory or data / "state" / "log-audit.json"
     if copy is not None:
-        checkpoint = _open(read_checkpoint(copy), keys)
+        checkpoint = _open(read_checkpoint(copy), _keys(_chain(None, folder)))
         result = _audit(read_leaves(copy), checkpoint, memory, older_is_fine=True)
     else:
         with AdminClient.local(data) as admin:
             for _ in range(TRIES):
-                checkpoint, result = _audit_registry(admin, keys, memory, catalog=catalog)
-                different = result.finding is not None and result.finding.code == "CATALOG"
-                # What changes while the catalog is read would look like a difference.
-                if not different or _open(admin.get_checkpoint().envelope, keys).tree_size == checkpoint.tree_size:
+                chain = _chain(admin, folder)
+                checkpoint, result = _audit_registry(admin, chain, memory, catalog=catalog)
+                different = result.finding is not None and result.finding.code in ("CATALOG", "ROOT", "SIGNATURE")
+                # What changes while the registry is read would look like a difference.
+                if not different or admin.get_checkpoint().tree_size == checkpoint.tree_size:
                     break
     _show(result, checkpoint, as_json)
     return 0 if result.good else 1
@@ -69,7 +73,8 @@ def checkpoint(trust: Trust = None, data: Data = DEFAULT_DATA, as_json: Json = F
     from loraport.admin import AdminClient
 
     with AdminClient.local(data) as admin:
-        found = _open(admin.get_checkpoint().envelope, _keys(trust or data / "trust"))
+        keys = _keys(_chain(admin, trust or data / "trust"))
+        found = _open(admin.get_checkpoint().envelope, keys)
     row = {
         "tree_size": found.tree_size,
         "root_hash": found.root_hash,
@@ -134,17 +139,22 @@ def export(
         say(f"{count} leaves in {file}; audit it with: loraport log verify --from {file}")
 
 
-def _keys(folder: Path) -> dict[str, bytes]:
-    """Returns the keys that checkpoints may be signed with."""
-    from loraport.bundle.envelope import key_id
+def _chain(admin: "AdminClient | None", folder: Path) -> "list[tuple[TrustRoot, bytes]]":
+    """Returns the trust roots from the directory's first on, the registry's newer ones included."""
+    from loraport.cli.roots import follow
+    from loraport.trust.files import read_chain
 
-    keys = {}
-    for path in sorted({*folder.glob("registry.pub"), *folder.glob("registry.*.pub")}):
-        pem = path.read_bytes()
-        keys[key_id(pem)] = pem
-    if not keys:
-        raise wrong_use(f"--trust: {folder} holds no public key of the registry")
-    return keys
+    if admin is None:
+        return read_chain(folder)
+    return [(item.root, item.envelope) for item in follow(admin, folder)]
+
+
+def _keys(chain: "list[tuple[TrustRoot, bytes]]") -> dict[str, bytes]:
+    """Returns the keys that checkpoints may be signed with."""
+    root = chain[-1][0]
+    if time.time() > root.expires:
+        raise ValueError(f"trust root {root.version} has expired; sign a new one: loraport trust rotate")
+    return root.trusted("timestamp", now=time.time())
 
 
 def _open(envelope: bytes, keys: Mapping[str, bytes]) -> "Checkpoint":
@@ -172,25 +182,47 @@ def _audit(rows: Iterable[bytes], checkpoint: "Checkpoint", memory: Path, *, old
 
 
 def _audit_registry(
-    admin: "AdminClient", keys: Mapping[str, bytes], memory: Path, *, catalog: bool
+    admin: "AdminClient", chain: "list[tuple[TrustRoot, bytes]]", memory: Path, *, catalog: bool
 ) -> "tuple[Checkpoint, Audit]":
-    """Audits the registry's own rows and, if these are good, what it shows beside them."""
+    """Audits the registry's own rows and, if these are good, signatures and what it shows beside them."""
     from dataclasses import replace
 
     from loraport.log.leaf import parse_leaf
     from loraport.log.replay import Replay
 
-    checkpoint = _open(admin.get_checkpoint().envelope, keys)
+    checkpoint = _open(admin.get_checkpoint().envelope, _keys(chain))
     if checkpoint.expires < time.time():
         raise ValueError("the registry's checkpoint has expired: nobody knows what happened since")
     bodies: list[bytes] = [leaf.body for leaf in admin.list_leaves()]
     result = _locate(admin, _audit(bodies, checkpoint, memory, older_is_fine=False), checkpoint)
     if catalog and result.good:
-        replay = Replay()
-        for body in bodies[: checkpoint.tree_size]:
-            replay.take(parse_leaf(body))
-        result = replace(result, finding=replay.compare(_shown(admin), size=checkpoint.tree_size))
+        replay, parsed = Replay(), [parse_leaf(body) for body in bodies[: checkpoint.tree_size]]
+        for leaf in parsed:
+            replay.take(leaf)
+        finding = _signatures(admin, chain, parsed) or replay.compare(_shown(admin), size=checkpoint.tree_size)
+        result = replace(result, finding=finding)
     return checkpoint, result
+
+
+def _signatures(admin: "AdminClient", chain: "list[tuple[TrustRoot, bytes]]", leaves: "list[Leaf]") -> "Finding | None":
+    """Audits the trust roots in the log, and every revision's newest record by the keys of its place."""
+    from loraport.errors import NotFoundError
+    from loraport.log.leaf import Kind
+    from loraport.log.signatures import place, record_finding
+
+    placed, finding = place(chain, leaves)
+    if finding is not None:
+        return finding
+    newest = {leaf.resource: leaf for leaf in leaves if leaf.kind == Kind.RECORD}
+    for resource, leaf in newest.items():
+        try:
+            envelope = admin.get_revision(resource).record_envelope
+        except NotFoundError:
+            continue  # the comparison with the catalog says so
+        finding = record_finding(leaf, envelope, placed)
+        if finding is not None:
+            return finding
+    return None
 
 
 def _shown(admin: "AdminClient") -> dict[str, str]:

@@ -9,7 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from loraport.cli import adapters, aliases, audit, bases, dev, fleet, generate, imports, log, score, sharing, tenants
+from loraport.cli import (
+    adapters,
+    aliases,
+    audit,
+    bases,
+    dev,
+    fleet,
+    generate,
+    imports,
+    log,
+    score,
+    sharing,
+    signers,
+    tenants,
+    trust,
+)
 
 app = typer.Typer(
     name="loraport",
@@ -20,7 +35,8 @@ app = typer.Typer(
 )
 app.add_typer(tenants.tenant_app, name="tenant")
 app.add_typer(tenants.key_app, name="key")
-app.add_typer(tenants.signer_app, name="signer")
+app.add_typer(signers.app, name="signer")
+app.add_typer(trust.app, name="trust")
 app.add_typer(bases.app, name="base")
 adapters.app.command("import")(imports.import_adapter)
 adapters.app.command("share")(sharing.share_adapter)
@@ -105,7 +121,8 @@ def describe(error: Exception) -> str:
 _ADVICE = {
     "TENANT_NOT_FOUND": "make one with: loraport tenant create NAME",
     "BASE_MODEL_NOT_FOUND": "see: loraport base list",
-    "UNTRUSTED_SIGNER": "trust one with: loraport signer create --tenant TENANT",
+    "UNTRUSTED_SIGNER": "see: loraport signer list --tenant TENANT",
+    "INVALID_TRUST_ROOT": "see: loraport trust show",
     "INVALID_CREDENTIAL": "make one with: loraport key create --tenant TENANT",
     "UNREACHABLE": "see: loraport dev status",
     "EXECUTOR_UNAVAILABLE": "see: loraport dev status",

@@ -1,4 +1,4 @@
-"""`loraport tenant`, `loraport key`, `loraport signer`: who may do what."""
+"""`loraport tenant`, `loraport key`: who may do what."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,12 +22,11 @@ from loraport.cli.views import (
 
 tenant_app = typer.Typer(help="Tenants: the unit of isolation, fairness and billing.", no_args_is_help=True)
 key_app = typer.Typer(help="API keys, with which a tenant's users call the router.", no_args_is_help=True)
-signer_app = typer.Typer(help="Signers, whose keys sign a tenant's adapters.", no_args_is_help=True)
 
 Owner = Annotated[str | None, typer.Argument(metavar="TENANT", help="Tenant; --tenant says the same.")]
 
 
-def _owner(argument: str | None, option: str | None) -> str:
+def owner_of(argument: str | None, option: str | None) -> str:
     """Returns the tenant, given either way."""
     if argument is None and option is None:
         raise wrong_use("say whose: TENANT, or --tenant TENANT")
@@ -83,7 +82,7 @@ def create_key(
     from loraport.dev.credentials import write_private
     from loraport.dev.layout import Layout
 
-    tenant = _owner(owner, tenant)
+    tenant = owner_of(owner, tenant)
     with AdminClient.local(data) as admin:
         path = out or Layout.at(data).api_key(tenant)
         key, secret = admin.create_api_key(tenant, scopes=scope or ())
@@ -105,7 +104,7 @@ def list_keys(
     """List a tenant's API keys, without secrets."""
     from loraport.admin import AdminClient
 
-    tenant = _owner(owner, tenant)
+    tenant = owner_of(owner, tenant)
     with AdminClient.local(data) as admin:
         rows = [_key_row(key) for key in admin.list_api_keys(tenant)]
     columns = ("key", "scopes", "create_time", "expire_time", "revoke_time")
@@ -131,89 +130,6 @@ def revoke_key(
         say(f"API key {last_part(revoked.name)} of {tenant} is revoked")
 
 
-@signer_app.command("create")
-def create_signer(
-    tenant: Tenant,
-    name: Annotated[str, typer.Argument(help="Id of the signer.")] = "default",
-    public_key: Annotated[
-        Path | None,
-        typer.Option(readable=False, help="Trust this Ed25519 public key (PEM) instead of making a key pair."),
-    ] = None,
-    data: Data = DEFAULT_DATA,
-    as_json: Json = False,
-) -> None:
-    """Make a signing key that only you can read, and trust it to sign a tenant's adapters."""
-    from loraport.admin import AdminClient
-
-    with AdminClient.local(data) as admin:
-        pem, path = (_public_key(public_key), None) if public_key else _signing_key(data, tenant, name)
-        signer = admin.create_signer(tenant, name, pem)
-    if as_json:
-        print_json({**_signer_row(signer), "path": str(path) if path else None})
-    else:
-        say(f"signer {name} of {tenant} is trusted; " + (f"its key is {path}" if path else f"key id {signer.key_id}"))
-
-
-def _public_key(path: Path) -> bytes:
-    from loraport.bundle.envelope import EnvelopeError, key_id
-
-    pem = path.read_bytes()
-    try:
-        key_id(pem)
-    except (EnvelopeError, UnicodeDecodeError):
-        raise wrong_use(f"--public-key: {path} is not an Ed25519 public key in PEM") from None
-    return pem
-
-
-def _signing_key(data: Path, tenant: str, name: str) -> tuple[bytes, Path]:
-    """Returns the public key and the path of a signer's key, made unless an earlier attempt left one."""
-    from loraport.bundle.envelope import SigningKey
-    from loraport.bundle.manifest import is_name
-    from loraport.dev.layout import Layout
-
-    for what, value in (("--tenant", tenant), ("NAME", name)):
-        if not is_name(value):
-            raise wrong_use(f"{what}: {value!r:.80} is no id: lower-case letters, digits and hyphens, a letter first")
-    path = Layout.at(data).signer_key(tenant, name)
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        SigningKey.generate().save(path)
-    return SigningKey.load(path).public_pem, path
-
-
-@signer_app.command("list")
-def list_signers(
-    owner: Owner = None, tenant: OptionalTenant = None, data: Data = DEFAULT_DATA, as_json: Json = False
-) -> None:
-    """List a tenant's signers."""
-    from loraport.admin import AdminClient
-
-    tenant = _owner(owner, tenant)
-    with AdminClient.local(data) as admin:
-        rows = [_signer_row(signer) for signer in admin.list_signers(tenant)]
-    columns = ("signer", "key_id", "create_time", "revoke_time")
-    empty = f"no signers; make one with: loraport signer create --tenant {tenant}"
-    print_rows(rows, as_json=as_json, columns=columns, empty=empty)
-
-
-@signer_app.command("revoke")
-def revoke_signer(
-    name: Annotated[str, typer.Argument(help="Id of the signer.")],
-    tenant: Tenant,
-    data: Data = DEFAULT_DATA,
-    as_json: Json = False,
-) -> None:
-    """Accept no further adapter by a signer; what it signed before stays."""
-    from loraport.admin import AdminClient
-
-    with AdminClient.local(data) as admin:
-        signer = admin.revoke_signer(tenant, last_part(name))
-    if as_json:
-        print_json(_signer_row(signer))
-    else:
-        say(f"signer {name} of {tenant} is revoked")
-
-
 def _tenant_row(tenant: Any) -> dict[str, Any]:
     return {
         "tenant": last_part(tenant.name),
@@ -233,14 +149,4 @@ def _key_row(key: Any) -> dict[str, Any]:
         "create_time": time_text(key, "create_time"),
         "expire_time": time_text(key, "expire_time"),
         "revoke_time": time_text(key, "revoke_time"),
-    }
-
-
-def _signer_row(signer: Any) -> dict[str, Any]:
-    return {
-        "signer": last_part(signer.name),
-        "name": signer.name,
-        "key_id": signer.key_id,
-        "create_time": time_text(signer, "create_time"),
-        "revoke_time": time_text(signer, "revoke_time"),
     }

@@ -156,6 +156,7 @@ def _registry_config(layout: Layout, ports: Ports) -> dict[str, Any]:
         "tls": _tls(layout, "registry"),
         "trust_dir": str(layout.trust),
         "signing_key_file": str(layout.trust / "registry.key"),
+        "timestamp_key_file": str(layout.trust / "timestamp.key"),
         "pepper_file": str(layout.secret("pepper")),
     }
 
@@ -196,6 +197,7 @@ def _router_config(plan: StackPlan) -> dict[str, Any]:
         "tls": _tls(layout, "router"),
         "trust_dir": str(layout.trust),
         "signing_key": str(layout.trust / "router.key"),
+        "root_state_file": str(layout.roots("router")),
         "pepper_file": str(layout.secret("pepper")),
         "valkey_url": _valkey_url(layout, ports),
     }

@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loraport.bundle.envelope import SigningKey
+from loraport.bundle.envelope import SigningKey, sign_envelope
 from loraport.dev.layout import Layout
 from loraport.dev.pki import Pair, days_left, make_ca, make_leaf
+from loraport.trust.edit import first_root, next_root
+from loraport.trust.files import read_chain, write_root
+from loraport.trust.root import PAYLOAD_TYPE, Role
 
 TRUST_DOMAIN = "loraport.local"
 ROLES = ("registry", "loader", "router")
@@ -35,12 +38,38 @@ def ensure_credentials(layout: Layout, executors: Iterable[str]) -> None:
     for executor in executors:
         _ensure_leaf(layout, executor, service_ca, f"service/executor/{executor}", now)
     _ensure_leaf(layout, "admin", admin_ca, "admin/local", now)
-    for role in ROLES:
-        _ensure_role_key(layout, role)
+    ensure_trust(layout)
     for name in ("pepper", "valkey"):
         _ensure_secret(layout.secret(name), secrets.token_hex(32))
     # The object store wants access keys of more than a few characters.
     _ensure_secret(layout.secret("s3"), f"loraport-local\n{secrets.token_hex(24)}")
+
+
+def ensure_trust(layout: Layout) -> None:
+    """Makes the roles' keys and the first trust root, or the next one before the newest expires.
+
+    A stack of an earlier release had the services' keys and no root: they go on under a root that names them.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        ValueError: the trust directory holds something else than a chain of roots, or the root key is missing.
+    """
+    now = int(datetime.now(UTC).timestamp())
+    if not any(layout.trust.glob("*.root.json")):
+        keys = {role: _role_key(layout, role) for role in Role}
+        root = first_root({role: [key.public_pem] for role, key in keys.items()}, now=now)
+        write_root(layout.trust, root, sign_envelope(PAYLOAD_TYPE, root.body(), keys[Role.ROOT]))
+        for stale in layout.trust.glob("*.pub"):
+            stale.unlink()
+        return
+    root = read_chain(layout.trust)[-1][0]
+    if (root.expires - now) / 86400 < RENEW_BELOW_DAYS:
+        found = [SigningKey.load(path) for path in sorted(layout.trust.glob("root*.key"))]
+        holders = [key for key in found if key.key_id in root.roles[Role.ROOT].key_ids]
+        if len(holders) < root.roles[Role.ROOT].threshold:
+            raise ValueError("the trust root expires soon; sign a new one: loraport trust rotate --draft FILE")
+        renewed = next_root(root, now=now)
+        write_root(layout.trust, renewed, sign_envelope(PAYLOAD_TYPE, renewed.body(), holders))
 
 
 def s3_credentials(layout: Layout) -> tuple[str, str]:
@@ -84,11 +113,11 @@ def _write_pair(certificate: Path, key: Path, pair: Pair) -> None:
     write_private(certificate, pair.certificate)
 
 
-def _ensure_role_key(layout: Layout, role: str) -> None:
-    private, public = layout.trust / f"{role}.key", layout.trust / f"{role}.pub"
+def _role_key(layout: Layout, role: str) -> SigningKey:
+    private = layout.trust / f"{role}.key"
     if not private.exists():
         SigningKey.generate().save(private)
-    write_private(public, SigningKey.load(private).public_pem)
+    return SigningKey.load(private)
 
 
 def _ensure_secret(path: Path, value: str) -> None:

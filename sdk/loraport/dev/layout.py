@@ -1,7 +1,7 @@
 """Where a local stack keeps its things, and on which ports it listens.
 
     <data>/pki/       ca.pem, admin-ca.pem, <name>.{pem,key}     <data>/run/      stack.json, lock, <name>.json
-    <data>/trust/     {registry,loader,router}.{key,pub}         <data>/logs/     <name>.log
+    <data>/trust/     N.root.json, <role>.key, <role>.*.key      <data>/logs/     <name>.log
     <data>/secrets/   pepper, s3, valkey                         <data>/registry/ registry.db
     <data>/keys/      <tenant>.key                               <data>/s3/       the buckets
     <data>/signers/   <tenant>/<signer>.key                      <data>/bases/    <base>/
@@ -113,7 +113,7 @@ class Layout:
 
     @property
     def trust(self) -> Path:
-        """Public keys of the roles, and the roles' private keys."""
+        """Trust roots, and in a local stack all roles' private keys, that of the role root too."""
         return self.data / "trust"
 
     def secret(self, name: str) -> Path:
@@ -143,6 +143,10 @@ class Layout:
     def floor(self, process: str) -> Path:
         """What a process remembers of the registry's log over restarts, so that it cannot be told an older story."""
         return self.data / "state" / f"{process}.json"
+
+    def roots(self, process: str) -> Path:
+        """The trust roots that a process has accepted."""
+        return self.data / "state" / f"{process}.roots.json"
 
     @property
     def state(self) -> Path:

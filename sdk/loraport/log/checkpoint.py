@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from loraport.bundle.canonical import StrictJsonError, canonical, load_strict
-from loraport.bundle.envelope import EnvelopeError, SigningKey, sign_envelope, verify_envelope
+from loraport.bundle.envelope import EnvelopeError, Signer, sign_envelope, verify_envelope
 from loraport.log.merkle import EMPTY_ROOT
 
 MAX_LIFE_S = 600
@@ -114,7 +114,7 @@ def judge(new: Checkpoint, floor: Floor) -> Judgement:
     return Judgement.SAME if new.root_hash == floor.root_hash else Judgement.SPLIT_VIEW
 
 
-def seal_checkpoint(checkpoint: Checkpoint, key: SigningKey) -> bytes:
+def seal_checkpoint(checkpoint: Checkpoint, key: Signer) -> bytes:
     """Returns the signed envelope of a checkpoint."""
     return sign_envelope(Checkpoint.TYPE, canonical(dataclasses.asdict(checkpoint)), key)
 

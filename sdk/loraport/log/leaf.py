@@ -30,14 +30,15 @@ class Kind(StrEnum):
     API_KEY_CREATED = "API_KEY_CREATED"  # the stored hash of its secret
     API_KEY_REVOKED = "API_KEY_REVOKED"  # the stored hash of its secret
     ANNOUNCED = "ANNOUNCED"  # the publisher's envelope
-    VERIFIED = "VERIFIED"  # the loader's envelope
-    QUARANTINED = "QUARANTINED"  # the loader's envelope; when superseded, the revision id
+    VERIFIED = "VERIFIED"  # the loader's envelope; when a record was withdrawn, the revision id
+    QUARANTINED = "QUARANTINED"  # the loader's envelope; when superseded or distrusted, the revision id
     RECORD = "RECORD"  # the registry's envelope: the revision was approved
     REVOKED = "REVOKED"  # the revision id
     ALIAS_SET = "ALIAS_SET"  # the revision id that it points to
     ALIAS_DELETED = "ALIAS_DELETED"  # the revision id that it pointed to
     SHARED = "SHARED"  # the canonical list of the tenants it is shared with
     TRUST_ROOT = "TRUST_ROOT"  # the signed root
+    DELEGATED = "DELEGATED"  # the registry's envelope: which signers count for a tenant, and how many are needed
 
 
 # What takes something out of service: peers should hear of these at once.

@@ -39,8 +39,8 @@ class ProgramSigner:
         pem = _run(program, "public", b"")
         return cls(program, pem, key_id(pem))
 
-    def sign(self, data: bytes) -> bytes:
-        return _checked(self.public_pem, _run(self.program, "sign", data), data)
+    def sign(self, data: bytes) -> tuple[str, bytes]:
+        return self.key_id, _checked(self.public_pem, _run(self.program, "sign", data), data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class ModuleSigner:
             # The library's signers raise what their vendors' libraries raise.
             raise EnvelopeError("SIGNER", f"{uri.split(':')[0]}: cannot be used: {error!s:.200}") from None
 
-    def sign(self, data: bytes) -> bytes:
+    def sign(self, data: bytes) -> tuple[str, bytes]:
         try:
             signature = bytes.fromhex(self.inner.sign(data).signature)
         except Exception as error:
             raise EnvelopeError("SIGNER", f"the signer failed: {error!s:.200}") from None
-        return _checked(self.public_pem, signature, data)
+        return self.key_id, _checked(self.public_pem, signature, data)
 
 
 def open_signer(reference: str | os.PathLike[str], *, public_pem: bytes | None = None) -> Signer:

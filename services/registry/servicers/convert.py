@@ -22,7 +22,8 @@ from services.registry.records import (
     SignerRow,
     TenantRow,
 )
-from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, TenantItem
+from services.registry.store.delegations import DelegationRow
+from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, RootItem, TenantItem
 from services.shared.names import base_model_name, tenant_name
 
 
@@ -67,6 +68,18 @@ def signer(row: SignerRow) -> key_pb.Signer:
         key_id=row.key_id,
         create_time=timestamp(row.create_us),
         revoke_time=optional_timestamp(row.revoke_us),
+        since_log_index=row.since_log_index,
+    )
+
+
+def delegation(row: DelegationRow) -> key_pb.Delegation:
+    """Returns the message of a tenant's delegation."""
+    return key_pb.Delegation(
+        name=row.name,
+        version=row.version,
+        threshold=row.threshold,
+        envelope=row.envelope,
+        log_index=row.log_index,
     )
 
 
@@ -157,6 +170,10 @@ def catalog_item(item: Item) -> catalog_pb.CatalogItem:
         case BaseItem():
             return catalog_pb.CatalogItem(
                 base_model=catalog_pb.CatalogBaseModel(base_model=item.base_model, base_id=item.base_id)
+            )
+        case RootItem():
+            return catalog_pb.CatalogItem(
+                trust_root=catalog_pb.CatalogTrustRoot(version=item.version, envelope=item.envelope)
             )
         case RevisionItem():
             return catalog_pb.CatalogItem(revision=_catalog_revision(item))

@@ -6,11 +6,13 @@ from loraport.bundle.envelope import EnvelopeError, key_id
 from loraport.registry.v1 import key_service_pb2 as pb
 from loraport.registry.v1 import key_service_pb2_grpc as stubs
 from services.registry.api_keys import SCOPES, make_api_key
+from services.registry.delegating import Delegating
 from services.registry.desk import Desk, Note, page_of
+from services.registry.distrust import stop_announced
 from services.registry.ports import Randomness
 from services.registry.records import ApiKeyRow, SignerRow
 from services.registry.servicers import convert
-from services.registry.store import accounts
+from services.registry.store import accounts, delegations
 from services.registry.store.database import Transaction
 from services.shared.errors import FaultList, LoraportError
 from services.shared.names import check_id, parse_owned, parse_tenant
@@ -22,11 +24,14 @@ MAX_PEM = 2048
 class KeyServicer(stubs.KeyServiceServicer):
     """Keeps API keys and signers. `pepper` keys the hashes of secrets."""
 
-    def __init__(self, desk: Desk, tokens: PageTokens, randomness: Randomness, pepper: bytes) -> None:
+    def __init__(
+        self, desk: Desk, tokens: PageTokens, randomness: Randomness, pepper: bytes, delegating: Delegating
+    ) -> None:
         self._desk = desk
         self._tokens = tokens
         self._randomness = randomness
         self._pepper = pepper
+        self._delegating = delegating
 
     async def CreateApiKey(self, request: pb.CreateApiKeyRequest, context: Any) -> pb.CreateApiKeyResponse:
         def work(transaction: Transaction, note: Note) -> pb.CreateApiKeyResponse:
@@ -86,8 +91,10 @@ class KeyServicer(stubs.KeyServiceServicer):
                 public_key_pem=pem,
                 create_us=self._desk.now_us(),
                 revoke_us=None,
+                since_log_index=None,
             )
             accounts.add_signer(transaction, row)
+            self._delegating.renew(transaction, tenant, now_us=row.create_us)
             return convert.signer(row)
 
         resource = f"{request.parent}/signers/{request.signer_id}"
@@ -110,9 +117,42 @@ class KeyServicer(stubs.KeyServiceServicer):
     async def RevokeSigner(self, request: pb.RevokeSignerRequest, context: Any) -> pb.Signer:
         def work(transaction: Transaction, note: Note) -> pb.Signer:
             tenant, signer = parse_owned(request.name, "signers")
-            return convert.signer(accounts.revoke_signer(transaction, tenant, signer, now_us=self._desk.now_us()))
+            since = request.since_log_index if request.HasField("since_log_index") else None
+            if since is not None and since < 0:
+                raise LoraportError("INVALID_REQUEST", "must not be negative", subject="since_log_index")
+            now_us = self._desk.now_us()
+            row, news = accounts.revoke_signer(transaction, tenant, signer, since=since, now_us=now_us)
+            if news:
+                self._delegating.renew(transaction, tenant, now_us=now_us)
+            if news and since is not None:
+                count = stop_announced(transaction, tenant, since=since, signer=signer, now_us=now_us)
+                note.reason = f"since log index {since}; {count} revisions stopped"
+            return convert.signer(row)
 
         return await self._desk.change(request, pb.Signer, work, resource=request.name)
+
+    async def GetDelegation(self, request: pb.GetDelegationRequest, context: Any) -> pb.Delegation:
+        tenant = parse_tenant(request.parent)
+
+        def read(view: Any) -> pb.Delegation:
+            accounts.require_tenant(view, tenant)
+            return convert.delegation(delegations.newest(view, tenant))
+
+        return await self._desk.read(read)
+
+    async def SetSignerThreshold(self, request: pb.SetSignerThresholdRequest, context: Any) -> pb.Delegation:
+        def work(transaction: Transaction, note: Note) -> pb.Delegation:
+            tenant, threshold = parse_tenant(request.parent), request.threshold
+            accounts.require_tenant(transaction.connection, tenant)
+            note.reason = f"threshold {threshold}"
+            before = delegations.newest(transaction.connection, tenant)
+            if before.threshold == threshold:
+                return convert.delegation(before)
+            now_us = self._desk.now_us()
+            row = self._delegating.renew(transaction, tenant, threshold=threshold, now_us=now_us)
+            return convert.delegation(row)
+
+        return await self._desk.change(request, pb.Delegation, work, resource=f"{request.parent}/delegations/-")
 
     def _list(
         self, collection: str, request: pb.ListApiKeysRequest | pb.ListSignersRequest

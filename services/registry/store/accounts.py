@@ -129,19 +129,27 @@ def active_signers(connection: Connection, tenant: str) -> Mapping[str, bytes]:
     return {key: pem.encode("ascii") for key, pem in found}
 
 
-def revoke_signer(transaction: Transaction, tenant: str, signer: str, *, now_us: int) -> SignerRow:
-    """Revokes a signer unless it is revoked, and returns it. Raises LoraportError (SIGNER_NOT_FOUND)."""
+def revoke_signer(
+    transaction: Transaction, tenant: str, signer: str, *, since: int | None, now_us: int
+) -> tuple[SignerRow, bool]:
+    """Revokes a signer, with `since` also for what it announced from that leaf on; returns it and if that is news.
+
+    Raises:
+        LoraportError: SIGNER_NOT_FOUND.
+    """
     of_signer = (signers.c.tenant == tenant) & (signers.c.signer == signer)
     row = build_optional(SignerRow, transaction.connection.execute(select(signers).where(of_signer)).first())
     if row is None:
         raise LoraportError("SIGNER_NOT_FOUND", f"tenants/{tenant} has no signer {signer}")
-    if row.revoke_us is not None:
-        return row
-    change = update(signers).where(of_signer).values(revoke_us=now_us).returning(signers)
+    worse = since is not None and (row.since_log_index is None or since < row.since_log_index)
+    if row.revoke_us is not None and not worse:
+        return row, False
+    values = {"revoke_us": row.revoke_us or now_us, "since_log_index": since if worse else row.since_log_index}
+    change = update(signers).where(of_signer).values(values).returning(signers)
     changed = build_optional(SignerRow, transaction.connection.execute(change).first())
     assert changed is not None
     _log_signer(transaction, Kind.SIGNER_REVOKED, changed, now_us=now_us)
-    return changed
+    return changed, True
 
 
 def _log_key(transaction: Transaction, kind: Kind, row: ApiKeyRow, *, now_us: int) -> None:

@@ -15,8 +15,9 @@ from services.registry.store.tables import (
     catalog_state,
     revisions,
     tenants,
+    trust_roots,
 )
-from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, TenantItem
+from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, RootItem, TenantItem
 
 CHUNK = 1000
 _NOBODY: frozenset[str] = frozenset()
@@ -46,6 +47,10 @@ def _revision(row: Row[Any]) -> Item:
     )
 
 
+def _root(row: Row[Any]) -> Item:
+    return RootItem(row.version, bytes(row.envelope))
+
+
 def _alias(row: Row[Any]) -> Item:
     return AliasItem(row.tenant, row.adapter, row.alias, "" if row.removed else row.revision_id)
 
@@ -66,6 +71,8 @@ _REVISION_COLUMNS = [
 
 Kind = tuple[Table, Select[Any], tuple[Column[Any], ...], Callable[[Row[Any]], Item]]
 
+# Before anything that is signed by a key that it names.
+_TRUST: tuple[Kind, ...] = ((trust_roots, select(trust_roots), (trust_roots.c.version,), _root),)
 # Names before what refers to them. Superseded announcements are history and are not told.
 _ACCOUNTS: tuple[Kind, ...] = (
     (tenants, select(tenants), (tenants.c.tenant,), _tenant),
@@ -92,7 +99,7 @@ _ARTEFACTS: tuple[Kind, ...] = (
 
 def kinds(*, artefacts_only: bool) -> tuple[Kind, ...]:
     """Returns what a watcher hears of, in the order of a full state."""
-    return _ARTEFACTS if artefacts_only else (*_ACCOUNTS, *_ARTEFACTS)
+    return (*_TRUST, *_ARTEFACTS) if artefacts_only else (*_TRUST, *_ACCOUNTS, *_ARTEFACTS)
 
 
 def scan(database: Database, kind: Kind) -> Iterator[list[Item]]:

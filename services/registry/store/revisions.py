@@ -104,6 +104,15 @@ def move(
     return _update(transaction, row, values)
 
 
+def verification_envelope(connection: Connection, row: RevisionRow) -> bytes | None:
+    """Returns the loader's envelope of a revision, if it sent one."""
+    statement = select(revision_documents.c.verification_envelope).where(
+        revision_documents.c.adapter_id == row.adapter_id, revision_documents.c.version == row.version
+    )
+    envelope = connection.execute(statement).scalar_one()
+    return None if envelope is None else bytes(envelope)
+
+
 def keep_verification(transaction: Transaction, row: RevisionRow, envelope: bytes) -> None:
     """Keeps the loader's envelope beside the publisher's."""
     of_row = (revision_documents.c.adapter_id == row.adapter_id) & (revision_documents.c.version == row.version)

@@ -73,8 +73,30 @@ signers = Table(
     Column("public_key_pem", String(2048), nullable=False),
     Column("create_us", BigInteger, nullable=False),
     Column("revoke_us", BigInteger),
+    # What it announced from this leaf of the log on does not count.
+    Column("since_log_index", BigInteger),
     UniqueConstraint("tenant", "key_id", name="uq_signers_tenant_key"),
     Index("ix_signers_tenant_create", "tenant", "create_us", "signer"),
+)
+
+delegations = Table(
+    "delegations",
+    METADATA,
+    Column("tenant", _ID, ForeignKey("tenants.tenant"), primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("threshold", Integer, nullable=False),
+    Column("envelope", LargeBinary, nullable=False),
+    Column("log_index", BigInteger, nullable=False),
+)
+
+trust_roots = Table(
+    "trust_roots",
+    METADATA,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("envelope", LargeBinary, nullable=False),
+    Column("log_index", BigInteger, nullable=False),
+    Column("create_us", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False, index=True),
 )
 
 base_models = Table(

@@ -51,10 +51,12 @@ def test_an_unusable_database_url_is_one_line(tmp_path: Path, url: str, word: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_signing_key_that_nobody_trusts_is_refused(tmp_path: Path) -> None:
+async def test_a_signing_key_that_nobody_trusts_is_refused(tmp_path: Path) -> None:
     SigningKey.generate().save(tmp_path / "other.key")
+    service = RegistryService(write_config(tmp_path, signing_key_file=str(tmp_path / "other.key")))
     with pytest.raises(ConfigError, match="trust_dir"):
-        RegistryService(write_config(tmp_path, signing_key_file=str(tmp_path / "other.key")))
+        await service.start()
+    service._database.close()
 
 
 def test_a_short_pepper_is_refused(tmp_path: Path) -> None:

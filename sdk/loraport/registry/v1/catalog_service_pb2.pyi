@@ -29,18 +29,20 @@ class WatchResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[CatalogItem, _Mapping]]] = ..., synced: _Optional[bool] = ..., checkpoint: _Optional[bytes] = ...) -> None: ...
 
 class CatalogItem(_message.Message):
-    __slots__ = ("tenant", "key", "base_model", "revision", "alias")
+    __slots__ = ("tenant", "key", "base_model", "revision", "alias", "trust_root")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
+    TRUST_ROOT_FIELD_NUMBER: _ClassVar[int]
     tenant: CatalogTenant
     key: CatalogKey
     base_model: CatalogBaseModel
     revision: CatalogRevision
     alias: CatalogAlias
-    def __init__(self, tenant: _Optional[_Union[CatalogTenant, _Mapping]] = ..., key: _Optional[_Union[CatalogKey, _Mapping]] = ..., base_model: _Optional[_Union[CatalogBaseModel, _Mapping]] = ..., revision: _Optional[_Union[CatalogRevision, _Mapping]] = ..., alias: _Optional[_Union[CatalogAlias, _Mapping]] = ...) -> None: ...
+    trust_root: CatalogTrustRoot
+    def __init__(self, tenant: _Optional[_Union[CatalogTenant, _Mapping]] = ..., key: _Optional[_Union[CatalogKey, _Mapping]] = ..., base_model: _Optional[_Union[CatalogBaseModel, _Mapping]] = ..., revision: _Optional[_Union[CatalogRevision, _Mapping]] = ..., alias: _Optional[_Union[CatalogAlias, _Mapping]] = ..., trust_root: _Optional[_Union[CatalogTrustRoot, _Mapping]] = ...) -> None: ...
 
 class CatalogTenant(_message.Message):
     __slots__ = ("tenant", "weight", "base_allowed")
@@ -115,6 +117,14 @@ class CatalogAlias(_message.Message):
     alias: str
     revision_id: str
     def __init__(self, tenant: _Optional[str] = ..., adapter: _Optional[str] = ..., alias: _Optional[str] = ..., revision_id: _Optional[str] = ...) -> None: ...
+
+class CatalogTrustRoot(_message.Message):
+    __slots__ = ("version", "envelope")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    envelope: bytes
+    def __init__(self, version: _Optional[int] = ..., envelope: _Optional[bytes] = ...) -> None: ...
 
 class GetEpochRequest(_message.Message):
     __slots__ = ()

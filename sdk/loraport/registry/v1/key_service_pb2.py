@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&loraport/registry/v1/key_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\x01\n\x06\x41piKey\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x35\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\"Z\n\x13\x43reateApiKeyRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12-\n\x07\x61pi_key\x18\x02 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\"U\n\x14\x43reateApiKeyResponse\x12-\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"Q\n\x12ListApiKeysRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"^\n\x13ListApiKeysResponse\x12.\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x13RevokeApiKeyRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\xbe\x01\n\x06Signer\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x1c\n\x0epublic_key_pem\x18\x02 \x01(\tB\x04\xe2\x41\x01\x05\x12\x14\n\x06key_id\x18\x03 \x01(\tB\x04\xe2\x41\x01\x03\x12\x35\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x35\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\"\x8c\x01\n\x13\x43reateSignerRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tsigner_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x32\n\x06signer\x18\x03 \x01(\x0b\x32\x1c.loraport.registry.v1.SignerB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Q\n\x12ListSignersRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"]\n\x13ListSignersResponse\x12-\n\x07signers\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.Signer\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x13RevokeSignerRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x32\xc6\x04\n\nKeyService\x12\x65\n\x0c\x43reateApiKey\x12).loraport.registry.v1.CreateApiKeyRequest\x1a*.loraport.registry.v1.CreateApiKeyResponse\x12\x62\n\x0bListApiKeys\x12(.loraport.registry.v1.ListApiKeysRequest\x1a).loraport.registry.v1.ListApiKeysResponse\x12W\n\x0cRevokeApiKey\x12).loraport.registry.v1.RevokeApiKeyRequest\x1a\x1c.loraport.registry.v1.ApiKey\x12W\n\x0c\x43reateSigner\x12).loraport.registry.v1.CreateSignerRequest\x1a\x1c.loraport.registry.v1.Signer\x12\x62\n\x0bListSigners\x12(.loraport.registry.v1.ListSignersRequest\x1a).loraport.registry.v1.ListSignersResponse\x12W\n\x0cRevokeSigner\x12).loraport.registry.v1.RevokeSignerRequest\x1a\x1c.loraport.registry.v1.Signerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&loraport/registry/v1/key_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\x01\n\x06\x41piKey\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x35\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\"Z\n\x13\x43reateApiKeyRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12-\n\x07\x61pi_key\x18\x02 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\"U\n\x14\x43reateApiKeyResponse\x12-\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"Q\n\x12ListApiKeysRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"^\n\x13ListApiKeysResponse\x12.\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x13RevokeApiKeyRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\xf6\x01\n\x06Signer\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x1c\n\x0epublic_key_pem\x18\x02 \x01(\tB\x04\xe2\x41\x01\x05\x12\x14\n\x06key_id\x18\x03 \x01(\tB\x04\xe2\x41\x01\x03\x12\x35\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x35\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\"\n\x0fsince_log_index\x18\x06 \x01(\x03\x42\x04\xe2\x41\x01\x03H\x00\x88\x01\x01\x42\x12\n\x10_since_log_index\"\x8c\x01\n\x13\x43reateSignerRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tsigner_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x32\n\x06signer\x18\x03 \x01(\x0b\x32\x1c.loraport.registry.v1.SignerB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Q\n\x12ListSignersRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"]\n\x13ListSignersResponse\x12-\n\x07signers\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.Signer\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"[\n\x13RevokeSignerRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0fsince_log_index\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_since_log_index\"i\n\nDelegation\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x11\n\tthreshold\x18\x03 \x01(\x05\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\x11\n\tlog_index\x18\x05 \x01(\x03\",\n\x14GetDelegationRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"J\n\x19SetSignerThresholdRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tthreshold\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x02\x32\x8e\x06\n\nKeyService\x12\x65\n\x0c\x43reateApiKey\x12).loraport.registry.v1.CreateApiKeyRequest\x1a*.loraport.registry.v1.CreateApiKeyResponse\x12\x62\n\x0bListApiKeys\x12(.loraport.registry.v1.ListApiKeysRequest\x1a).loraport.registry.v1.ListApiKeysResponse\x12W\n\x0cRevokeApiKey\x12).loraport.registry.v1.RevokeApiKeyRequest\x1a\x1c.loraport.registry.v1.ApiKey\x12W\n\x0c\x43reateSigner\x12).loraport.registry.v1.CreateSignerRequest\x1a\x1c.loraport.registry.v1.Signer\x12\x62\n\x0bListSigners\x12(.loraport.registry.v1.ListSignersRequest\x1a).loraport.registry.v1.ListSignersResponse\x12W\n\x0cRevokeSigner\x12).loraport.registry.v1.RevokeSignerRequest\x1a\x1c.loraport.registry.v1.Signer\x12]\n\rGetDelegation\x12*.loraport.registry.v1.GetDelegationRequest\x1a .loraport.registry.v1.Delegation\x12g\n\x12SetSignerThreshold\x12/.loraport.registry.v1.SetSignerThresholdRequest\x1a .loraport.registry.v1.Delegationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,6 +55,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SIGNER'].fields_by_name['create_time']._serialized_options = b'\342A\001\003'
   _globals['_SIGNER'].fields_by_name['revoke_time']._loaded_options = None
   _globals['_SIGNER'].fields_by_name['revoke_time']._serialized_options = b'\342A\001\003'
+  _globals['_SIGNER'].fields_by_name['since_log_index']._loaded_options = None
+  _globals['_SIGNER'].fields_by_name['since_log_index']._serialized_options = b'\342A\001\003'
   _globals['_CREATESIGNERREQUEST'].fields_by_name['parent']._loaded_options = None
   _globals['_CREATESIGNERREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
   _globals['_CREATESIGNERREQUEST'].fields_by_name['signer_id']._loaded_options = None
@@ -65,6 +67,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTSIGNERSREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
   _globals['_REVOKESIGNERREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_REVOKESIGNERREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
+  _globals['_DELEGATION'].fields_by_name['name']._loaded_options = None
+  _globals['_DELEGATION'].fields_by_name['name']._serialized_options = b'\342A\001\010'
+  _globals['_GETDELEGATIONREQUEST'].fields_by_name['parent']._loaded_options = None
+  _globals['_GETDELEGATIONREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
+  _globals['_SETSIGNERTHRESHOLDREQUEST'].fields_by_name['parent']._loaded_options = None
+  _globals['_SETSIGNERTHRESHOLDREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
+  _globals['_SETSIGNERTHRESHOLDREQUEST'].fields_by_name['threshold']._loaded_options = None
+  _globals['_SETSIGNERTHRESHOLDREQUEST'].fields_by_name['threshold']._serialized_options = b'\342A\001\002'
   _globals['_APIKEY']._serialized_start=131
   _globals['_APIKEY']._serialized_end=334
   _globals['_CREATEAPIKEYREQUEST']._serialized_start=336
@@ -78,15 +88,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REVOKEAPIKEYREQUEST']._serialized_start=694
   _globals['_REVOKEAPIKEYREQUEST']._serialized_end=735
   _globals['_SIGNER']._serialized_start=738
-  _globals['_SIGNER']._serialized_end=928
-  _globals['_CREATESIGNERREQUEST']._serialized_start=931
-  _globals['_CREATESIGNERREQUEST']._serialized_end=1071
-  _globals['_LISTSIGNERSREQUEST']._serialized_start=1073
-  _globals['_LISTSIGNERSREQUEST']._serialized_end=1154
-  _globals['_LISTSIGNERSRESPONSE']._serialized_start=1156
-  _globals['_LISTSIGNERSRESPONSE']._serialized_end=1249
-  _globals['_REVOKESIGNERREQUEST']._serialized_start=1251
-  _globals['_REVOKESIGNERREQUEST']._serialized_end=1292
-  _globals['_KEYSERVICE']._serialized_start=1295
-  _globals['_KEYSERVICE']._serialized_end=1877
+  _globals['_SIGNER']._serialized_end=984
+  _globals['_CREATESIGNERREQUEST']._serialized_start=987
+  _globals['_CREATESIGNERREQUEST']._serialized_end=1127
+  _globals['_LISTSIGNERSREQUEST']._serialized_start=1129
+  _globals['_LISTSIGNERSREQUEST']._serialized_end=1210
+  _globals['_LISTSIGNERSRESPONSE']._serialized_start=1212
+  _globals['_LISTSIGNERSRESPONSE']._serialized_end=1305
+  _globals['_REVOKESIGNERREQUEST']._serialized_start=1307
+  _globals['_REVOKESIGNERREQUEST']._serialized_end=1398
+  _globals['_DELEGATION']._serialized_start=1400
+  _globals['_DELEGATION']._serialized_end=1505
+  _globals['_GETDELEGATIONREQUEST']._serialized_start=1507
+  _globals['_GETDELEGATIONREQUEST']._serialized_end=1551
+  _globals['_SETSIGNERTHRESHOLDREQUEST']._serialized_start=1553
+  _globals['_SETSIGNERTHRESHOLDREQUEST']._serialized_end=1627
+  _globals['_KEYSERVICE']._serialized_start=1630
+  _globals['_KEYSERVICE']._serialized_end=2412
 # @@protoc_insertion_point(module_scope)

@@ -65,18 +65,20 @@ class RevokeApiKeyRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class Signer(_message.Message):
-    __slots__ = ("name", "public_key_pem", "key_id", "create_time", "revoke_time")
+    __slots__ = ("name", "public_key_pem", "key_id", "create_time", "revoke_time", "since_log_index")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEY_PEM_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
     REVOKE_TIME_FIELD_NUMBER: _ClassVar[int]
+    SINCE_LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
     name: str
     public_key_pem: str
     key_id: str
     create_time: _timestamp_pb2.Timestamp
     revoke_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., public_key_pem: _Optional[str] = ..., key_id: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoke_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    since_log_index: int
+    def __init__(self, name: _Optional[str] = ..., public_key_pem: _Optional[str] = ..., key_id: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoke_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., since_log_index: _Optional[int] = ...) -> None: ...
 
 class CreateSignerRequest(_message.Message):
     __slots__ = ("parent", "signer_id", "signer", "request_id")
@@ -109,7 +111,37 @@ class ListSignersResponse(_message.Message):
     def __init__(self, signers: _Optional[_Iterable[_Union[Signer, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RevokeSignerRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "since_log_index")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    SINCE_LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    since_log_index: int
+    def __init__(self, name: _Optional[str] = ..., since_log_index: _Optional[int] = ...) -> None: ...
+
+class Delegation(_message.Message):
+    __slots__ = ("name", "version", "threshold", "envelope", "log_index")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    threshold: int
+    envelope: bytes
+    log_index: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., threshold: _Optional[int] = ..., envelope: _Optional[bytes] = ..., log_index: _Optional[int] = ...) -> None: ...
+
+class GetDelegationRequest(_message.Message):
+    __slots__ = ("parent",)
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    def __init__(self, parent: _Optional[str] = ...) -> None: ...
+
+class SetSignerThresholdRequest(_message.Message):
+    __slots__ = ("parent", "threshold")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    threshold: int
+    def __init__(self, parent: _Optional[str] = ..., threshold: _Optional[int] = ...) -> None: ...

@@ -66,6 +66,16 @@ class KeyServiceStub:
                 request_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.RevokeSignerRequest.SerializeToString,
                 response_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.Signer.FromString,
                 _registered_method=True)
+        self.GetDelegation = channel.unary_unary(
+                '/loraport.registry.v1.KeyService/GetDelegation',
+                request_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.GetDelegationRequest.SerializeToString,
+                response_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.Delegation.FromString,
+                _registered_method=True)
+        self.SetSignerThreshold = channel.unary_unary(
+                '/loraport.registry.v1.KeyService/SetSignerThreshold',
+                request_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.SetSignerThresholdRequest.SerializeToString,
+                response_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.Delegation.FromString,
+                _registered_method=True)
 
 
 class KeyServiceServicer:
@@ -111,7 +121,25 @@ class KeyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeSigner(self, request, context):
-        """Accepts no further manifest by a signer. Idempotent. Errors: `NOT_FOUND` (`SIGNER_NOT_FOUND`).
+        """Accepts no further manifest by a signer. With `since_log_index`, whatever it announced from that leaf on stops:
+        those revisions are QUARANTINED unless enough other signers stand behind them. Idempotent; an
+        earlier index may follow, a later one changes nothing. Errors: `NOT_FOUND` (`SIGNER_NOT_FOUND`);
+        `INVALID_ARGUMENT` (`INVALID_REQUEST`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDelegation(self, request, context):
+        """Returns how a tenant's publishers are delegated to. Idempotent. Errors: `NOT_FOUND` (`TENANT_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSignerThreshold(self, request, context):
+        """Sets how many signers a manifest needs. Idempotent. Errors: `NOT_FOUND` (`TENANT_NOT_FOUND`); `INVALID_ARGUMENT`
+        (`INVALID_REQUEST`), fewer signers are valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,6 +177,16 @@ def add_KeyServiceServicer_to_server(servicer, server):
                     servicer.RevokeSigner,
                     request_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.RevokeSignerRequest.FromString,
                     response_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.Signer.SerializeToString,
+            ),
+            'GetDelegation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDelegation,
+                    request_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.GetDelegationRequest.FromString,
+                    response_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.Delegation.SerializeToString,
+            ),
+            'SetSignerThreshold': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSignerThreshold,
+                    request_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.SetSignerThresholdRequest.FromString,
+                    response_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.Delegation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -315,6 +353,60 @@ class KeyService:
             '/loraport.registry.v1.KeyService/RevokeSigner',
             loraport_dot_registry_dot_v1_dot_key__service__pb2.RevokeSignerRequest.SerializeToString,
             loraport_dot_registry_dot_v1_dot_key__service__pb2.Signer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDelegation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.registry.v1.KeyService/GetDelegation',
+            loraport_dot_registry_dot_v1_dot_key__service__pb2.GetDelegationRequest.SerializeToString,
+            loraport_dot_registry_dot_v1_dot_key__service__pb2.Delegation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSignerThreshold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.registry.v1.KeyService/SetSignerThreshold',
+            loraport_dot_registry_dot_v1_dot_key__service__pb2.SetSignerThresholdRequest.SerializeToString,
+            loraport_dot_registry_dot_v1_dot_key__service__pb2.Delegation.FromString,
             options,
             channel_credentials,
             insecure,
