@@ -14,6 +14,9 @@ class ModelOptions:
     # Which decoder: `native` for the Llama family, `transformers` for other decoders, `auto` for the fastest that is
     # exact.
     path: Literal["auto", "native", "transformers"] = "auto"
+    # What a CPU computes a bfloat16 base in: `native` for bfloat16, `float32` for the same numbers upcast (twice the
+    # memory), `auto` for float32 exactly where the CPU has no bfloat16 products and would emulate them.
+    cpu_products: Literal["auto", "native", "float32"] = "auto"
     # Cap on prompt and answer together; 0 for the base model's own limit.
     max_context_tokens: int = 4096
 
@@ -34,7 +37,7 @@ class ExecutorConfig:
     base_dir: str
     # Id of the base model in the registry; only shown, what counts is the digest of the directory.
     base_model: str
-    # What the base and the adapters are computed in.
+    # What the base is rounded to, and computed in unless `model.cpu_products` says otherwise.
     dtype: Literal["float32", "bfloat16"] = "float32"
     model: ModelOptions = field(default_factory=ModelOptions)
     # This service's certificate and key, and the two CAs.

@@ -21,6 +21,7 @@ from services.executor.model.attention import KvCache
 from services.executor.model.families import Wanted
 from services.executor.model.interface import Decoder, ModelInfo
 from services.executor.model.load import load_decoder
+from services.executor.model.products import Products
 from services.executor.plan import SchedulerLimits
 from services.executor.scheduler import Scheduler
 
@@ -125,12 +126,13 @@ def open_device(
     on_fault: Callable[[BaseException], None],
     max_context: int | None = None,
     model_path: Wanted = "auto",
+    cpu_products: Products = "auto",
     threads: int = 0,
 ) -> Device:
     """Load the base in `directory` as "float32" or "bfloat16" and return a device whose engine has not started.
 
-    `model_path` forces one of the decoders of model/families.py. `threads` bounds the process's compute threads; 0
-    leaves torch's choice. Takes seconds.
+    `model_path` forces one of the decoders of model/families.py; `cpu_products` is explained in model/products.py.
+    `threads` bounds the process's compute threads; 0 leaves torch's choice. Takes seconds.
 
     Raises:
         ModelUnsupported: the base cannot be computed exactly.
@@ -142,7 +144,7 @@ def open_device(
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-    decoder = load_decoder(directory, dtype=kind, max_context=max_context, wanted=model_path)
+    decoder = load_decoder(directory, dtype=kind, max_context=max_context, wanted=model_path, cpu_products=cpu_products)
     engine = build_engine(
         decoder, base_digest=base_digest, sizes=sizes, clock=clock, options=options, on_fault=on_fault
     )

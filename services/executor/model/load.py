@@ -12,14 +12,19 @@ from services.executor.model.config import ConfigUnsupported
 from services.executor.model.families import NATIVE, Wanted, choose_path
 from services.executor.model.interface import Decoder, ModelUnsupported
 from services.executor.model.native import load_native
+from services.executor.model.products import Products, product_dtype
 
 log = structlog.get_logger()
 
 
 def load_decoder(
-    directory: Path, *, dtype: torch.dtype, max_context: int | None = None, wanted: Wanted = "auto"
-) -> Decoder:
+    directory: Path, *, dtype: torch.dtype, max_context: int | None = None, wanted: Wanted = "auto",
+    cpu_products: Products = "native",
+) -> Decoder:  # fmt: skip
     """Load a local Hugging Face directory. `max_context` caps the tokens of a request; `wanted` forces a decoder.
+
+    `cpu_products` says what it is computed in; see `products.py`. The native decoder rounds its weights to `dtype` all
+    the same, the transformers one then has them as they are in the checkpoint.
 
     Raises:
         ModelUnsupported: neither decoder, or not the one that is wanted, computes the checkpoint exactly.
@@ -28,10 +33,11 @@ def load_decoder(
         path = choose_path(json.loads((directory / "config.json").read_text()), wanted=wanted)
     except (OSError, ValueError, TypeError, ConfigUnsupported) as error:
         raise ModelUnsupported(f"{directory}: {error}") from error
-    log.info("decoder chosen", path=path.name, reason=path.reason)
+    products = product_dtype(dtype, cpu_products)
+    log.info("decoder chosen", path=path.name, reason=path.reason, products=str(products).removeprefix("torch."))
     if path.name == NATIVE:
-        return load_native(directory, dtype=dtype, max_context=max_context)
+        return load_native(directory, dtype=dtype, max_context=max_context, products=products)
     # Imported here: transformers takes seconds, and the native path does without it.
     from services.executor.model.hf import load_transformers
 
-    return load_transformers(directory, dtype=dtype, max_context=max_context)
+    return load_transformers(directory, dtype=products, max_context=max_context)

@@ -1,0 +1,66 @@
+"""The base's products: packed or plain, thawed and frozen, and what a bfloat16 base is computed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.executor.model import products
+from services.executor.model.load import load_decoder
+from services.executor.model.native import load_native
+from services.executor.model.products import Linear, product_dtype
+from tests.support.tiny import make_base
+
+
+@pytest.mark.parametrize("rows", [1, 3, 33, 200])
+@pytest.mark.parametrize("shape", [(24, 40), (961, 577)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_products_equal_plain_ones(rows: int, shape: tuple[int, int], biased: bool) -> None:
+    torch.manual_seed(rows)
+    weight, bias = torch.randn(shape), torch.randn(shape[0]) if biased else None
+    x, total = torch.randn(rows, shape[1]), torch.randn(rows, shape[0])
+    product = Linear(weight.clone(), bias)
+    expected = (x.double() @ weight.double().t() + (0 if bias is None else bias.double())).float()
+    torch.testing.assert_close(product(x), expected, atol=1e-4, rtol=1e-4)
+    before = total.clone()
+    torch.testing.assert_close(product.add_to(total, x), total + expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(total, before)
+
+
+def test_a_thawed_matrix_is_the_matrix_and_may_be_written_to() -> None:
+    torch.manual_seed(1)
+    weight, x = torch.randn(32, 48), torch.randn(5, 48)
+    product = Linear(weight.clone())
+    assert torch.equal(product.thaw(), weight)
+    product.thaw()[0] = 0.0
+    for _ in range(2):
+        assert (product(x)[:, 0] == 0).all()
+        product.freeze()
+    torch.testing.assert_close(product(x)[:, 1:], (x @ weight.t())[:, 1:], atol=1e-4, rtol=1e-4)
+
+
+def test_rows_do_not_hear_of_each_others_bad_numbers() -> None:
+    x = torch.randn(9, 40)
+    x[4] = float("nan")
+    assert Linear(torch.randn(24, 40))(x).isnan().any(dim=1).tolist() == [i == 4 for i in range(9)]
+
+
+def test_bfloat16_is_computed_in_float32_where_it_would_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for able, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(products, "has_bfloat16_products", lambda able=able: able)
+        assert product_dtype(torch.bfloat16, "auto") is expected
+        assert product_dtype(torch.bfloat16, "native") is torch.bfloat16
+        assert product_dtype(torch.bfloat16, "float32") is torch.float32
+        assert product_dtype(torch.float32, "auto") is torch.float32
+
+
+def test_upcast_weights_are_the_bfloat16_models(tmp_path: Path) -> None:
+    make_base(tmp_path / "base")
+    path = "model.layers.1.mlp.up_proj"
+    rounded = load_native(tmp_path / "base", dtype=torch.bfloat16).weight(path)
+    decoder = load_decoder(tmp_path / "base", dtype=torch.bfloat16, cpu_products="float32")
+    assert decoder.info.dtype is torch.float32
+    assert torch.equal(decoder.weight(path), rounded.float())
+    assert not torch.equal(rounded.float(), load_native(tmp_path / "base", dtype=torch.float32).weight(path))
