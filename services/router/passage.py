@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from loraport.bundle.envelope import SigningKey
+from loraport.bundle.envelope import Signer
 from services.router.admission import Admission, Grant
 from services.router.door import Job
 from services.router.fair_queue import Waiting
@@ -49,7 +49,7 @@ class RelayParts:
     admission: Admission
     fleet: Fleet
     ledger: Ledger
-    signing_key: SigningKey
+    signing_key: Signer
     clock: Clock
     max_request_s: float
     max_unread_s: float

@@ -1,6 +1,8 @@
 """`loraport trust`: which keys speak for which role, and the making of the next root."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -104,7 +106,6 @@ def rotate(
     Running services follow within seconds; what the old key signed before stays valid.
     """
     from loraport.admin import AdminClient
-    from loraport.bundle.envelope import SigningKey
     from loraport.cli.roots import Draft, last_root, write_draft
     from loraport.trust.edit import next_root
     from loraport.trust.root import Role
@@ -113,18 +114,15 @@ def rotate(
         raise wrong_use("say which role gets other keys: --role ROLE")
     if threshold is not None and role != "root":
         raise wrong_use("--threshold goes with --role root: services sign with one key")
-    folder, made = data / "trust", None
-    with AdminClient.local(data) as admin:
+    folder = data / "trust"
+    make = role is not None and not public_key and not (keep and threshold)
+    with AdminClient.local(data) as admin, _new_key(folder, role if make else None) as (path, pem):
         old = last_root(admin, folder)
-        pems = [path.read_bytes() for path in public_key or ()]
-        if role is not None and not pems and not (keep and threshold):
-            made = SigningKey.generate()
-            pems = [made.public_pem]
         new = next_root(
             old,
             now=int(time.time()),
             role=Role(role) if role else None,
-            public_keys=pems,
+            public_keys=[pem] if pem else [given.read_bytes() for given in public_key or ()],
             keep=keep,
             threshold=threshold,
             since=admin.get_checkpoint().tree_size if since_log_index is None else since_log_index,
@@ -132,23 +130,35 @@ def rotate(
             reason=reason,
             life_s=days * 86400,
         )
-        path = folder / f"{role}.{made.key_id[:12]}.key" if made is not None else None
-        if made is not None and path is not None:
-            made.save(path)
-        try:
-            plan = Draft(new, b"").sign(_holders(folder, root_key, old, new))
-            if draft is None:
-                plan.require(old)
-                answer = admin.submit_trust_root(plan.envelope)
-        except BaseException:
-            if path is not None:
-                path.unlink(missing_ok=True)
-            raise
-    if draft is not None:
-        write_draft(draft, plan)
-        _tell_draft(draft, plan, old, as_json)
-        return
+        plan = Draft(new, b"").sign(_holders(folder, root_key, old, new))
+        if draft is not None:
+            write_draft(draft, plan)
+            _tell_draft(draft, plan, old, as_json)
+            return
+        plan.require(old)
+        answer = admin.submit_trust_root(plan.envelope)
     _tell(folder, plan, old, answer, path, as_json)
+
+
+@contextmanager
+def _new_key(folder: Path, role: str | None) -> Iterator[tuple[Path | None, bytes]]:
+    """Makes a key file for a role and gives its path and public key; takes it away when no root can name the key."""
+    from loraport.bundle.envelope import SigningKey
+    from loraport.errors import LoraportError
+
+    if role is None:
+        yield None, b""
+        return
+    key = SigningKey.generate()
+    path = folder / f"{role}.{key.key_id[:12]}.key"
+    key.save(path)
+    try:
+        yield path, key.public_pem
+    except (LoraportError, ValueError, OSError) as error:
+        # After a call that broke off the root may be in force, and the key be the only one that a service has.
+        if getattr(error, "reason", "INVALID_TRUST_ROOT") == "INVALID_TRUST_ROOT":
+            path.unlink(missing_ok=True)
+        raise
 
 
 @app.command("sign")
