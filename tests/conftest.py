@@ -9,8 +9,16 @@ import pytest
 
 from tests.small_world import make_small_world
 
+# Triton asks for its interpreter when it is imported and when a kernel is defined: both happen during collection
+# (peft imports it too). Afterwards the variable is gone again, so that no process that a test starts inherits it.
+os.environ["TRITON_INTERPRET"] = "1"
+
 ROOT = Path(__file__).resolve().parent.parent
 MAKE_CASES = ROOT.parent / "shared" / "cases" / "make_cases.py"
+
+
+def pytest_collection_finish() -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +18,15 @@ class GroupSpec:
     """Linears that share one input, and so one shrink: q|k|v, gate|up, or a single module.
 
     `paths[layer][sub]` are PEFT's module paths; `out_features[sub]` their widths. A group has one entry of `paths` per
-    layer (the output head has one "layer").
+    layer (the output head has one "layer"). A group of kind "embedding" is one module; its input is a token, one-hot
+    over `in_features`, and it is not kept in pages.
     """
 
     name: str
     in_features: int
     out_features: tuple[int, ...]
     paths: tuple[tuple[str, ...], ...]
+    kind: Literal["linear", "embedding"] = "linear"
 
     @property
     def layers(self) -> int:

@@ -1,4 +1,4 @@
-"""The slow exact twin of every LoRA path: plain loops over rows, pages and ranks. Oracle of the tests."""
+"""The slow exact twin of every LoRA path: a plain loop over segments, pages and ranks. Oracle and baseline."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def lora_reference(
         y[s:e] += scales[i] * (x[s:e] @ A.T) @ B
     Shapes: y [rows, out] and x [rows, in], any float dtype; a_pool [pages * rows_per_page, in];
         b_pool [pages * rows_per_page, out]; pages, ranks, scales per adapter.
-    Computes in float64 row by row and writes y in place, rounded once. Rows without an adapter are not read or written.
+    Computes in float64, one rank row at a time, and writes y in place, rounded once. Rows without an adapter are not
+    read or written.
     """
     for segment in layout.segments:
         i = segment.adapter
-        rows = page_rows(pages[i], rank=ranks[i], rows_per_page=rows_per_page)
-        for row in range(segment.start, segment.end):
-            total = y[row].double()
-            for pool_row in rows:
-                shrunk = torch.dot(a_pool[pool_row].double(), x[row].double())
-                total += scales[i] * shrunk * b_pool[pool_row].double()
-            y[row] = total.to(y.dtype)
+        own = slice(segment.start, segment.end)
+        total = y[own].double()
+        for pool_row in page_rows(pages[i], rank=ranks[i], rows_per_page=rows_per_page):
+            shrunk = (x[own].double() * a_pool[pool_row].double()).sum(dim=1)
+            total += scales[i] * torch.outer(shrunk, b_pool[pool_row].double())
+        y[own] = total.to(y.dtype)

@@ -1,0 +1,185 @@
+"""The Triton variants, and which one a step takes: a measured table where there is one, else a roofline. Pure.
+
+Each variant is one pair of compiled kernels per group of the model and dtype. The list is closed: everything that can
+be chosen is compiled before the first request, and tested for every target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from services.executor.kernels.layout import RowLayout
+from services.executor.kernels.work import GroupShape, traffic
+
+TABLE_SCHEMA = "loraport.kernel-table/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Block sizes of one pair of kernels. `rows` x `ranks` per record; `in_cols`, `out_cols` columns per step.
+
+    `max_splits` bounds into how many slices the input features are cut. The cut depends on the model's shape only, so
+    with one variant a row's numbers do not depend on the rows beside it.
+    """
+
+    kind: Literal["decode", "prefill"]
+    rows: int
+    ranks: int
+    in_cols: int
+    out_cols: int
+    max_splits: int
+    shrink_warps: int = 4
+    expand_warps: int = 4
+    stages: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"triton-{self.kind}-{self.rows}x{self.ranks}"
+
+    def splits(self, in_features: int) -> int:
+        """Return the slices of the input features, a power of two."""
+        splits = 1
+        while splits * 2 <= min(self.max_splits, in_features // self.in_cols):
+            splits *= 2
+        return splits
+
+
+# Chosen so that no target spills (`make test-kernels`); untimed until a table is measured on a GPU.
+VARIANTS: Mapping[str, Variant] = {
+    v.name: v
+    for v in (
+        Variant(kind="decode", rows=1, ranks=8, in_cols=512, out_cols=512, max_splits=4, shrink_warps=8),
+        Variant(kind="decode", rows=4, ranks=8, in_cols=512, out_cols=256, max_splits=4, shrink_warps=8),
+        Variant(kind="prefill", rows=16, ranks=16, in_cols=128, out_cols=128, max_splits=4, stages=3),
+        Variant(kind="prefill", rows=16, ranks=64, in_cols=128, out_cols=128, max_splits=4, stages=3),
+        Variant(kind="prefill", rows=64, ranks=16, in_cols=64, out_cols=128, max_splits=1, stages=3),
+        Variant(kind="prefill", rows=64, ranks=64, in_cols=64, out_cols=128, max_splits=1, expand_warps=8, stages=3),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """Peak rates of a device. Bandwidth in GB/s; rates in TFLOP/s, dense; `cache` is bandwidth over memory's."""
+
+    bandwidth: float
+    tensor: float
+    vector: float
+    cache: float = 3.0
+
+
+# Vendors' figures for the products' 16-bit dense tensor rate and 32-bit vector rate.
+CHIPS: Mapping[str, Chip] = {
+    "A100": Chip(bandwidth=2039, tensor=312, vector=19.5),
+    "H100": Chip(bandwidth=3350, tensor=989, vector=67),
+    "H200": Chip(bandwidth=4800, tensor=989, vector=67),
+    "B200": Chip(bandwidth=8000, tensor=2250, vector=75),
+    "MI300X": Chip(bandwidth=5300, tensor=1307, vector=163),
+}
+DEFAULT_CHIP = CHIPS["A100"]  # The least of them: its ratio of vector rate to bandwidth is the most careful one.
+
+# Vector products convert 16-bit operands before each multiply-add; tiles reach about half of the peak at these sizes.
+_VECTOR_SHARE, _TENSOR_SHARE = 0.4, 0.5
+
+
+def chip_of(gpu_name: str) -> Chip:
+    """Return the chip whose name occurs in the device's name, else `DEFAULT_CHIP`."""
+    return next((chip for name, chip in CHIPS.items() if name in gpu_name), DEFAULT_CHIP)
+
+
+def roofline_us(
+    variant: Variant,
+    layout: RowLayout,
+    *,
+    ranks: Sequence[int],
+    shapes: Sequence[GroupShape],
+    element_bytes: int,
+    chip: Chip,
+) -> float:
+    """Return the least time of a step's adapters in microseconds: the larger of memory time and arithmetic time.
+
+    Arithmetic counts whole blocks (padded rows, and padded ranks on tensor cores), memory counts bytes once at the
+    memory's rate and repeated reads at the cache's.
+    """
+    rate = chip.vector * _VECTOR_SHARE if variant.kind == "decode" else chip.tensor * _TENSOR_SHARE
+    total = 0.0
+    for shape in shapes:
+        cost = traffic(layout, ranks=ranks, shape=shape, element_bytes=element_bytes, block_rows=variant.rows)
+        blocks = 0
+        for segment in layout.segments:
+            rank = ranks[segment.adapter]
+            padded = rank if variant.kind == "decode" else -(-rank // variant.ranks) * variant.ranks
+            blocks += -(-segment.rows // variant.rows) * variant.rows * padded
+        memory = (cost.compulsory_bytes + cost.repeated_bytes / chip.cache) / (chip.bandwidth * 1e3)
+        total += max(memory, 2 * blocks * shape.values_per_rank * shape.layers / (rate * 1e6))
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One line of a table: steps of up to `rows` rows per adapter and up to `rank` were fastest with `variant`."""
+
+    rows: int
+    rank: int
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """A measured table of one GPU, made by `make tune-kernels`. Entries ordered by (rows, rank)."""
+
+    gpu: str
+    entries: tuple[Measured, ...]
+
+    def find(self, rows: int, rank: int) -> Variant | None:
+        """Return the variant of the smallest entry that covers `rows` and `rank`; None when none does."""
+        for entry in self.entries:
+            if rows <= entry.rows and rank <= entry.rank:
+                return VARIANTS[entry.variant]
+        return None
+
+
+def read_table(document: Mapping[str, Any]) -> KernelTable:
+    """Read a table's JSON value.
+
+    Raises:
+        ValueError: not this schema, no entries, an entry that is not three known values, or a variant that does not
+            exist (any more).
+    """
+    try:
+        if document["schema"] != TABLE_SCHEMA:
+            raise ValueError(f"schema is not {TABLE_SCHEMA}")
+        entries = tuple(sorted((int(e["rows"]), int(e["rank"]), str(e["variant"])) for e in document["entries"]))
+        gpu = str(document["gpu"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a kernel table: {error!r}") from error
+    strange = {name for _, _, name in entries} - VARIANTS.keys()
+    if not entries or strange:
+        raise ValueError(f"a kernel table with no entries or unknown variants {sorted(strange)}")
+    return KernelTable(gpu, tuple(Measured(*entry) for entry in entries))
+
+
+def choose_variant(
+    layout: RowLayout,
+    *,
+    ranks: Sequence[int],
+    shapes: Sequence[GroupShape],
+    element_bytes: int,
+    chip: Chip,
+    table: KernelTable | None = None,
+) -> Variant:
+    """Return the variant for a step: the table's answer for its longest segment and largest rank, else the roofline's.
+
+    `ranks[i]` is adapter i's rank. Of equal predictions the first variant of the list is taken.
+    """
+    rows = max((s.rows for s in layout.segments), default=0)
+    rank = max((ranks[s.adapter] for s in layout.segments), default=0)
+    measured = table.find(rows, rank) if table else None
+    if measured:
+        return measured
+    return min(
+        VARIANTS.values(),
+        key=lambda v: roofline_us(v, layout, ranks=ranks, shapes=shapes, element_bytes=element_bytes, chip=chip),
+    )

@@ -1,0 +1,143 @@
+"""The Triton kernels in Triton's interpreter against the float64 twin: every launch is a poisoned mixed batch.
+
+The cases are a covering set (`triton_rig.cover`): each rank with each row count, each of both with every variant, each
+rank with every width, each variant with every width. Dtypes and outputs rotate through them. Base rows, x of base rows, free pages, the tail of half
+used pages and the scratch hold NaN; every case has base rows and an adapter without rank.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from services.executor.kernels.layout import RowLayout, Segment, make_layout
+from services.executor.kernels.variants import VARIANTS
+from services.executor.kernels.work import Resident
+from tests.kernels.triton_rig import TOLERANCE, Case, Rig, cover, group_of, wanted
+
+BASE = 2
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton loads more of itself at the first launch, and must find the mode that it was imported in."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def layout_of(rows: tuple[int, ...], base: int = BASE) -> RowLayout:
+    return make_layout([None, *range(len(rows))], [base, *rows])
+
+
+def assert_same(got: torch.Tensor, expected: torch.Tensor, base: int = BASE) -> None:
+    """Base rows still NaN, the others finite and equal to the twin's."""
+    atol, rtol = TOLERANCE[got.dtype]
+    assert got[:base].isnan().all()
+    torch.testing.assert_close(got[base:], expected[base:], atol=atol, rtol=rtol)
+
+
+def test_the_cases_cover_what_they_say() -> None:
+    covered: set[tuple[object, object]] = set()
+    for case in cover():
+        for rank, rows in case.segments:
+            both = (("rank", rank), ("rows", rows))
+            contexts = (("variant", case.variant), ("dim", case.dim))
+            covered |= {both, *((context, one) for context in contexts for one in both)}
+    assert wanted() <= covered
+
+
+@pytest.mark.parametrize("case", cover(), ids=str)
+def test_every_variant_equals_the_twin(case: Case) -> None:
+    ranks = [*(rank for rank, _ in case.segments), 0]
+    rows = (*(rows for _, rows in case.segments), 2)
+    rig = Rig(group_of(case.dim, case.outs), ranks, case.dtype, seed=len(rows))
+    layout = layout_of(rows)
+    y, x = rig.inputs(layout)
+    got = rig.run(VARIANTS[case.variant], y, x, layout, 1)
+    assert_same(got, rig.expected(y, x, layout, 1))
+    assert torch.equal(got[-2:], y[-2:])  # the adapter without rank in this group
+
+
+@pytest.mark.parametrize("rows", [400, 513, 2048])
+def test_long_prefills_stay_finite(rows: int) -> None:
+    rig = Rig(group_of(64, (64,)), [5, 16], torch.bfloat16)
+    layout = layout_of((rows - 3, 3))
+    y, x = rig.inputs(layout)
+    got = rig.run(VARIANTS["triton-prefill-64x16"], y, x, layout, 0)
+    assert_same(got, rig.expected(y, x, layout, 0))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_steps_without_adapters_write_nothing(name: str) -> None:
+    rig = Rig(group_of(64, (64,)), [8], torch.float32)
+    for layout in (layout_of((), base=5), layout_of((0,), base=3), layout_of((), base=0)):
+        y, x = rig.inputs(layout)
+        assert rig.run(VARIANTS[name], y, x, layout, 0).isnan().all()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_rows_numbers_do_not_depend_on_its_neighbours(name: str) -> None:
+    """Bit-equal alone and in company: sums are cut by the model's shape, never by the step."""
+    rig = Rig(group_of(1024, (64,)), [9, 3, 16], torch.bfloat16)
+    layout = layout_of((1, 2, 3))
+    y, x = rig.inputs(layout)
+    together = rig.run(VARIANTS[name], y, x, layout, 0)
+    for segment in layout.segments:
+        own = slice(segment.start, segment.end)
+        alone = RowLayout(segment.rows, 0, (Segment(0, segment.rows, segment.adapter),))
+        assert torch.equal(rig.run(VARIANTS[name], y[own], x[own], alone, 0), together[own])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_mutations_are_noticed(name: str) -> None:
+    """A wrong page, a swapped segment, a dropped tail rank, a wrong layer: each breaks the comparison."""
+    rig = Rig(group_of(64, (64,)), [17, 17], torch.float32)
+    layout = layout_of((3, 3))
+    y, x = rig.inputs(layout)
+    expected = rig.expected(y, x, layout, 0)
+    first, second = rig.residents
+    swapped = RowLayout(8, 2, (Segment(2, 5, 1), Segment(5, 8, 0)))
+    wrong_page = Resident((first.pages[0], second.pages[1], first.pages[2]), first.ranks)
+    short = Resident(first.pages, {"g": 16})
+    shifted = RowLayout(8, 2, (Segment(2, 4, 0), Segment(4, 8, 1)))
+    variant = VARIANTS[name]
+    wrong = [
+        rig.run(variant, y, x, layout, 0, [wrong_page, second]),
+        rig.run(variant, y, x, layout, 0, [short, second]),
+        rig.run(variant, y, x, swapped, 0),
+        rig.run(variant, y, x, shifted, 0),
+        rig.run(variant, y, x, layout, 1),
+    ]
+    assert_same(rig.run(variant, y, x, layout, 0), expected)
+    for got in wrong:
+        with pytest.raises(AssertionError):
+            assert_same(got, expected)
+
+
+def test_one_set_of_buffers_serves_step_after_step() -> None:
+    """What a captured graph does: same buffers, same grid, other layouts, ranks and pages, fewer adapters, none."""
+    rig = Rig(group_of(96, (64, 33)), [3, 16, 24], torch.float32)
+    steps = [layout_of((1, 1, 1)), layout_of((2,)), layout_of((), base=5), make_layout([None, 2, 0], [1, 3, 1])]
+    biggest = layout_of((2, 2, 2))
+    for name in ("triton-decode-1x8", "triton-prefill-16x16"):
+        lora = rig.kernels(VARIANTS[name], biggest)
+        buffers = (lora.scratch.data_ptr(), lora.memory_bytes)
+        for layout in (*steps, *steps):
+            y, x = rig.inputs(layout)
+            got = y.clone()
+            lora.load(layout, rig.residents).add("g", 0, got, x)
+            assert_same(got, rig.expected(y, x, layout, 0), layout.base_rows)
+        assert (lora.scratch.data_ptr(), lora.memory_bytes) == buffers
+        with pytest.raises(ValueError, match=r"scratch|metadata"):
+            lora.load(layout_of((40, 40, 40)), rig.residents)
+
+
+def test_the_launcher_refuses_tensors_it_was_not_compiled_for() -> None:
+    rig = Rig(group_of(64, (64,)), [8], torch.bfloat16)
+    layout = layout_of((2,))
+    y, x = rig.inputs(layout)
+    lora = rig.kernels(VARIANTS["triton-decode-1x8"], layout)
+    step = lora.load(layout, rig.residents)
+    crooked = torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64)
+    for bad_y, bad_x in ((y.float(), x), (y, x[:, :32]), (torch.zeros(64, 4).bfloat16().t(), x), (y, crooked)):
+        with pytest.raises(ValueError, match="g: a tensor"):
+            step.add("g", 0, bad_y, bad_x)
