@@ -136,6 +136,7 @@ class ExecutorService:
                 on_fault=_on_fault,
                 max_context=config.model.max_context_tokens or None,
                 model_path=config.model.path,
+                cpu_products=config.model.cpu_products,
                 threads=config.threads,
             )
         except (BaseModelError, ModelUnsupported, ValueError) as error:
