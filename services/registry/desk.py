@@ -104,9 +104,10 @@ class Desk:
         call = current_call()
         try:
             with self.database.write() as transaction:
-                digest = sha256_digest(request.SerializeToString(deterministic=True))
+                digest = ""
                 if request_id:
                     request_id = _uuid(request_id)
+                    digest = sha256_digest(request.SerializeToString(deterministic=True))
                     first = journal.recall(
                         transaction.connection, call.principal.label, call.method, request_id, request_digest=digest
                     )

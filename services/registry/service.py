@@ -18,6 +18,7 @@ from loraport.registry.v1 import (
     tenant_service_pb2_grpc,
     trust_service_pb2_grpc,
 )
+from services.registry.anchors import Anchors
 from services.registry.checkpoints import Checkpoints
 from services.registry.config import RegistryConfig
 from services.registry.delegating import Delegating
@@ -95,6 +96,7 @@ class RegistryService:
             life_s=config.checkpoint_life_s,
             interval_s=config.checkpoint_interval_s,
         )
+        self._anchors = Anchors(self._database, self._clock, interval_s=config.checkpoint_interval_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._auditing: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -118,7 +120,8 @@ class RegistryService:
         key, certificate = self._config.tls.read()
         self.port = self._server.listen(self._config.listen, key=key, certificate=certificate, clients=True)
         await self._server.start()
-        self._tasks = [asyncio.create_task(self._follow_epoch()), asyncio.create_task(self._checkpoints.run())]
+        running = (self._follow_epoch(), self._checkpoints.run(), self._anchors.run())
+        self._tasks = [asyncio.create_task(work) for work in running]
 
     async def stop(self) -> None:
         """Ends the watches, lets running calls end, closes the database."""

@@ -1,9 +1,10 @@
-"""One hostile server for all tests of a module."""
+"""One hostile server for all tests of a module; the registry's databases as in its contract tests."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from tests.contract.conftest import postgres_socket, url  # noqa: F401 - fixtures
 from tests.security.hostile import DATA, World, hostile_world
 
 

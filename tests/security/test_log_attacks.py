@@ -3,18 +3,20 @@
 import asyncio
 import hashlib
 import json
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from loraport.bundle.envelope import SigningKey
 from loraport.cli.main import run
 from loraport.dev.layout import ENDPOINTS_SCHEMA
 from loraport.log import merkle
+from loraport.log.events import FIRST as FIRST_EVENT
+from loraport.log.events import Event, event_hash
 from loraport.log.leaf import parse_leaf
 from loraport.registry.v1 import adapter_service_pb2 as adapter_pb
 from tests.contract.registry_rig import ADMIN_CA, LEAVES, SERVICE_CA, TIMEOUT, Rig, serving, write_config
@@ -26,15 +28,17 @@ ROWS = 4 + 3 * REVISIONS
 
 
 class World:
-    """A registry that has published something, its database file, and the command line."""
+    """A registry that has published something, its database, and the command line."""
 
-    def __init__(self, rig: Rig, folder: Path, output: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, rig: Rig, url: str, folder: Path, output: pytest.CaptureFixture[str]) -> None:
         self.rig = rig
+        # An engine of our own: nothing of the registry stands between us and the rows.
+        self._engine = create_engine(url)
         self.folder = folder
         self._output = output
 
-    async def cli(self, *arguments: str) -> tuple[int, dict[str, Any]]:
-        words = ["log", *arguments, "--data", str(self.folder), "--json"]
+    async def cli(self, *arguments: str, of: str = "log") -> tuple[int, dict[str, Any]]:
+        words = [of, *arguments, "--data", str(self.folder), "--json"]
         self._output.readouterr()
         code = await asyncio.to_thread(run, words)
         out, err = self._output.readouterr()
@@ -49,25 +53,44 @@ class World:
         return found["code"], found["first_row"]
 
     def sql(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
-        """Changes the database beside the registry, past the triggers."""
-        with sqlite3.connect(self.folder / "registry.db") as database:
-            for table in ("log_leaves", "log_nodes"):
-                for change in ("update", "delete"):
-                    database.execute(f"DROP TRIGGER IF EXISTS {table}_no_{change}")
+        """Changes the database beside the registry, past triggers and foreign keys; `?` stands for a value."""
+        with self._engine.begin() as database:
+            if self._engine.name == "postgresql":
+                database.exec_driver_sql("SET LOCAL session_replication_role = replica")
+            else:
+                for table in ("log_leaves", "log_nodes", "audit_events"):
+                    for change in ("update", "delete"):
+                        database.exec_driver_sql(f"DROP TRIGGER IF EXISTS {table}_no_{change}")
             for statement, values in statements:
-                database.execute(statement, values)
-        database.close()
+                database.exec_driver_sql(self._dialect(statement), values)
 
     def body(self, index: int) -> bytes:
-        with sqlite3.connect(self.folder / "registry.db") as database:
-            row = database.execute("SELECT body FROM log_leaves WHERE leaf_index = ?", (index,)).fetchone()
-        database.close()
-        return bytes(row[0])
+        query = self._dialect("SELECT body FROM log_leaves WHERE leaf_index = ?")
+        with self._engine.connect() as database:
+            return bytes(database.exec_driver_sql(query, (index,)).scalar_one())
+
+    def forge_audit_trail(self, *, reason: str) -> None:
+        """Writes another reason into every event, and the hashes that fit it."""
+        fields = ("sequence", "event_us", "principal", "method", "resource", "decision", "reason", "request_id")
+        with self._engine.connect() as database:
+            rows = database.exec_driver_sql(f"SELECT {', '.join(fields)} FROM audit_events ORDER BY sequence").all()
+        last, changes = FIRST_EVENT, []
+        for row in rows:
+            values = dict(zip(fields, row, strict=True)) | {"reason": reason}
+            last = event_hash(last, Event(time_us=values.pop("event_us"), **values))
+            changes.append(("UPDATE audit_events SET reason = ?, hash = ? WHERE sequence = ?", (reason, last, row[0])))
+        self.sql(*changes)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _dialect(self, statement: str) -> str:
+        return statement.replace("?", "%s") if self._engine.name == "postgresql" else statement
 
 
 @pytest.fixture
-async def world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[World]:
-    async with serving(write_config(tmp_path)) as rig:
+async def world(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[World]:
+    async with serving(write_config(tmp_path, database_url=url)) as rig:
         await rig.tenant("acme")
         await rig.base()
         for version in range(1, REVISIONS + 1):
@@ -81,7 +104,9 @@ async def world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIter
             "credentials": {"ca": "ca.pem", "admin_certificate": "admin.pem", "admin_key": "admin.key"},
         }
         (tmp_path / "endpoints.json").write_text(json.dumps(endpoints))
-        yield World(rig, tmp_path, capsys)
+        world = World(rig, url, tmp_path, capsys)
+        yield world
+        world.close()
 
 
 def edited(body: bytes) -> bytes:
@@ -126,7 +151,7 @@ async def test_reordered_rows(world: World) -> None:
 async def test_a_row_put_in_behind_the_end_is_not_part_of_what_is_signed(world: World) -> None:
     await world.verify()
     forged = replace(parse_leaf(world.body(ROWS - 1)), index=ROWS).body()
-    world.sql(("INSERT INTO log_leaves (leaf_index, revocation, body) VALUES (?, 0, ?)", (ROWS, forged)))
+    world.sql(("INSERT INTO log_leaves (leaf_index, revocation, body) VALUES (?, FALSE, ?)", (ROWS, forged)))
     assert await world.verify() == (None, None), "what was signed is all there"
     # The next change finds the log inconsistent, and is refused rather than built on it.
     world.rig.service._hub.advance(world.rig.service._hub.epoch + 1)
@@ -184,13 +209,13 @@ CATALOG = [
     ("UPDATE revisions SET state = 'ACTIVE' WHERE version = 1", "v1 is shown as ACTIVE, the log says REVOKED"),
     ("UPDATE revisions SET state = 'REVOKED' WHERE version = 2", "v2 is shown as REVOKED, the log says ACTIVE"),
     ("UPDATE aliases SET revision_id = 'sha256:' || 'aa'", "prod is shown as sha256:aa, the log says sha256:"),
-    ("UPDATE aliases SET removed = 1", "prod is shown as missing, the log says sha256:"),
+    ("UPDATE aliases SET removed = TRUE", "prod is shown as missing, the log says sha256:"),
     ("UPDATE signers SET key_id = 'aa'", "ci is shown as key aa, valid, the log says key "),
     ("UPDATE signers SET revoke_us = 1", ", revoked, the log says key "),
     ("UPDATE base_models SET base_id = 'sha256:aa'", "base is shown as sha256:aa, the log says sha256:"),
     ("DELETE FROM revisions WHERE version = 3", "v3 is shown as missing, the log says ACTIVE"),
     (
-        "INSERT INTO aliases SELECT adapter_id, 'next', tenant, adapter, revision_id, version, 0, 1, 1 FROM aliases",
+        "INSERT INTO aliases SELECT adapter_id, 'next', tenant, adapter, revision_id, version, FALSE, 1, 1 FROM aliases",
         "next is shown as sha256:",
     ),
 ]

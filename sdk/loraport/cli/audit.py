@@ -36,17 +36,22 @@ def verify(
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> int:
-    """Check the whole chain of audit events, and name the first one that was changed, dropped or moved.
+    """Check the whole chain of audit events, and name the first one that was changed, dropped, moved or cut off.
 
-    Exit code 0 when it is whole and goes on from what the last check saw, 1 when not.
+    Exit code 0 when it is whole, goes on from what the last check saw, and has the events that the registry's log
+    names; 1 when not. Whether that log is whole is the question of `loraport log verify`.
     """
     from loraport.admin import AdminClient
-    from loraport.log.events import verify_chain
+    from loraport.log.events import anchor_of, verify_chain
+    from loraport.log.leaf import parse_leaf
 
     path = memory or data / "state" / "audit-chain.json"
     with AdminClient.local(data) as admin:
+        # The log first: what it names was written by then.
+        leaves = [parse_leaf(leaf.body) for leaf in admin.list_leaves()]
         events = [(_event(item), item.hash) for item in admin.list_audit_events()]
-    chain = verify_chain(reversed(events), seen=_seen(path))
+    anchors = dict(anchor for leaf in leaves if (anchor := anchor_of(leaf)) is not None)
+    chain = verify_chain(reversed(events), seen=_seen(path), anchors=anchors)
     if as_json:
         print_json({"good": not chain.fault, "events": chain.count, "hash": chain.last.hex(), "fault": chain.fault})
     elif chain.fault:

@@ -2,14 +2,17 @@
 
     hash(n) = SHA-256(hash(n - 1) || canonical JSON of event n), 32 zero bytes before the first one
 
-The chain alone does not notice that its newest events were cut off: whoever verifies keeps the last hash it has seen.
+The chain alone does not notice that its newest events were cut off. So whoever verifies keeps the last hash it has
+seen, and the registry's log names an event now and then (`anchor_of`).
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from loraport.bundle.canonical import canonical
+from loraport.bundle.digest import parse_digest
+from loraport.log.leaf import Kind, Leaf
 
 SCHEMA = "loraport.audit-event.v1"
 FIRST = bytes(32)
@@ -43,8 +46,29 @@ def event_hash(previous: bytes, event: Event) -> bytes:
     return hashlib.sha256(previous + canonical({"schema": SCHEMA, **asdict(event)})).digest()
 
 
-def verify_chain(events: Iterable[tuple[Event, bytes]], *, seen: tuple[int, bytes] | None = None) -> Chain:
-    """Follows (event, hash) pairs, oldest first; `seen` is a (sequence, hash) that an earlier check accepted."""
+def anchor_name(sequence: int) -> str:
+    """Returns the resource of a leaf of the log that names an event."""
+    return f"auditEvents/{sequence}"
+
+
+def anchor_of(leaf: Leaf) -> tuple[int, bytes] | None:
+    """Returns the (sequence, hash) of the event that a leaf names; None for a leaf about something else."""
+    if leaf.kind != Kind.AUDITED:
+        return None
+    return int(leaf.resource.removeprefix(anchor_name(0)[:-1])), bytes.fromhex(parse_digest(leaf.digest))
+
+
+def verify_chain(
+    events: Iterable[tuple[Event, bytes]],
+    *,
+    seen: tuple[int, bytes] | None = None,
+    anchors: Mapping[int, bytes] | None = None,
+) -> Chain:
+    """Follows (event, hash) pairs, oldest first.
+
+    `seen` is a (sequence, hash) that an earlier check accepted, `anchors` are those that the log names.
+    """
+    named = anchors or {}
     count, last = 0, FIRST
     for event, claimed in events:
         if event.sequence != count + 1:
@@ -54,7 +78,11 @@ def verify_chain(events: Iterable[tuple[Event, bytes]], *, seen: tuple[int, byte
             return Chain(count, last, f"event {event.sequence} or its hash was changed")
         if seen is not None and event.sequence == seen[0] and found != seen[1]:
             return Chain(count, last, f"event {event.sequence} is not the one that was accepted before")
+        if named.get(event.sequence, found) != found:
+            return Chain(count, last, f"event {event.sequence} is not the one that the log names")
         count, last = event.sequence, found
     if seen is not None and count < seen[0]:
         return Chain(count, last, f"there were {seen[0]} events and there are {count}")
+    if max(named, default=0) > count:
+        return Chain(count, last, f"the log names event {max(named)} and there are {count}")
     return Chain(count, last)

@@ -37,6 +37,7 @@ class Kind(StrEnum):
     ALIAS_SET = "ALIAS_SET"  # the revision id that it points to
     ALIAS_DELETED = "ALIAS_DELETED"  # the revision id that it pointed to
     SHARED = "SHARED"  # the canonical list of the tenants it is shared with
+    AUDITED = "AUDITED"  # the hash of the audit event that the resource, auditEvents/{sequence}, names
     TRUST_ROOT = "TRUST_ROOT"  # the signed root
     DELEGATED = "DELEGATED"  # the registry's envelope: which signers count for a tenant, and how many are needed
 

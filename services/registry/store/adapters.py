@@ -1,6 +1,9 @@
 """Adapters and their aliases."""
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Integer, Select, bindparam, insert, select, update
 
 from loraport.bundle.canonical import canonical
 from loraport.bundle.digest import sha256_digest
@@ -15,6 +18,7 @@ from services.shared.names import AdapterName
 from services.shared.paging import Key
 
 _ADAPTER = select(adapters).where(adapters.c.tenant == bindparam("tenant"), adapters.c.adapter == bindparam("adapter"))
+_AFTER = ("after_tenant", "after_adapter")
 _ADD = insert(adapters).returning(adapters.c.adapter_id)
 _RENEW = (
     update(adapters)
@@ -46,20 +50,30 @@ def list_adapters(
     connection: Connection, tenant: str | None, *, after: Key | None, limit: int
 ) -> list[tuple[AdapterRow, list[AliasRow]]]:
     """Returns a page of adapters by name, of one tenant or of all (None), and one more; with each its aliases."""
-    wanted = page(
-        select(adapters) if tenant is None else select(adapters).where(adapters.c.tenant == tenant),
-        (adapters.c.tenant, adapters.c.adapter),
-        after=after,
-        limit=limit,
-    )
-    rows = build_all(AdapterRow, connection.execute(wanted))
+    wanted, with_aliases = _pages(tenant is not None, after is not None)
+    values = {"tenant": tenant, "limit": limit, **dict(zip(_AFTER, after or (), strict=False))}
+    rows = build_all(AdapterRow, connection.execute(wanted, values))
     found: dict[int, list[AliasRow]] = {row.adapter_id: [] for row in rows}
-    # The page again rather than its ids: hundreds of values in one statement take longer to bind than to find.
-    of_page = aliases.c.adapter_id.in_(wanted.with_only_columns(adapters.c.adapter_id))
-    statement = select(aliases).where(of_page, aliases.c.removed.is_(False)).order_by(aliases.c.alias)
-    for alias in build_all(AliasRow, connection.execute(statement)):
+    for alias in build_all(AliasRow, connection.execute(with_aliases, values)):
         found[alias.adapter_id].append(alias)
     return [(row, found[row.adapter_id]) for row in rows]
+
+
+@cache
+def _pages(one_tenant: bool, later: bool) -> tuple[Select[Any], Select[Any]]:
+    """Returns the queries of a page of adapters and of its aliases.
+
+    The second one asks for the page again rather than for its ids: to bind hundreds of values takes longer than to
+    find them.
+    """
+    statement = select(adapters)
+    if one_tenant:
+        statement = statement.where(adapters.c.tenant == bindparam("tenant"))
+    key = (adapters.c.tenant, adapters.c.adapter)
+    after = tuple(bindparam(name, type_=column.type) for name, column in zip(_AFTER, key, strict=True))
+    wanted = page(statement, key, after=after if later else None, limit=bindparam("limit", type_=Integer))
+    of_page = aliases.c.adapter_id.in_(wanted.with_only_columns(adapters.c.adapter_id))
+    return wanted, select(aliases).where(of_page, aliases.c.removed.is_(False)).order_by(aliases.c.alias)
 
 
 def put_adapter(transaction: Transaction, existing: AdapterRow | None, row: RevisionRow) -> int:

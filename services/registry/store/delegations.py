@@ -1,7 +1,7 @@
 """How many of a tenant's signers a manifest needs, version by version. Rows are added and never touched again."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, insert, select
 
@@ -25,8 +25,7 @@ _NEWEST = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DelegationRow:
+class DelegationRow(NamedTuple):
     """One version: its threshold, the registry's envelope, and its leaf."""
 
     tenant: str

@@ -5,8 +5,10 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, insert, select
 
-from loraport.log.events import FIRST, Event, event_hash
+from loraport.log.events import FIRST, Event, anchor_name, event_hash
+from loraport.log.leaf import Kind
 from services.registry.records import AuditRow
+from services.registry.store import log
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build_all, page
 from services.registry.store.tables import audit_events, request_results
@@ -52,6 +54,16 @@ def add_event(
     values = {name: value for name, value in asdict(event).items() if name != "time_us"}
     values |= {"event_us": now_us, "tenant": tenant, "hash": event_hash(previous, event)}
     transaction.connection.execute(_INSERT, values)
+
+
+def anchor(transaction: Transaction, *, after: int, now_us: int) -> int:
+    """Names the newest event in a leaf of the log if its sequence is above `after`; returns that sequence."""
+    newest = transaction.connection.execute(_NEWEST).first()
+    if newest is None or newest.sequence <= after:
+        return after
+    digest = f"sha256:{bytes(newest.hash).hex()}"
+    log.append(transaction, Kind.AUDITED, resource=anchor_name(newest.sequence), digest=digest, now_us=now_us)
+    return int(newest.sequence)
 
 
 def list_events(connection: Connection, tenant: str, *, after: Key | None, limit: int) -> list[AuditRow]:

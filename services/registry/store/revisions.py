@@ -1,6 +1,5 @@
 """Revisions and their documents. Every change is a leaf of the log, whoever makes it."""
 
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, text, update
@@ -69,7 +68,7 @@ def manifest_envelope(connection: Connection, row: RevisionRow) -> bytes:
 
 def add(transaction: Transaction, row: RevisionRow, *, adapter_id: int, envelope: bytes) -> RevisionRow:
     """Adds an announcement and its envelope; returns the row with its adapter and epoch."""
-    row = replace(row, adapter_id=adapter_id, epoch=transaction.epoch())
+    row = row._replace(adapter_id=adapter_id, epoch=transaction.epoch())
     values = {column.name: getattr(row, column.name) for column in revisions.columns}
     values |= {"reasons": _json(row.reasons), "warnings": _json(row.warnings), "state": str(row.state)}
     transaction.connection.execute(_INSERT, values)

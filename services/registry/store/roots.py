@@ -1,6 +1,6 @@
 """The chain of trust roots in SQL. Rows are added and never touched again."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import Connection, func, insert, select
 
@@ -15,8 +15,7 @@ from services.shared.paging import Key
 _NEWEST = select(func.max(trust_roots.c.version))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootRow:
+class RootRow(NamedTuple):
     """A trust root, and where it is in the log."""
 
     version: int

@@ -1,10 +1,11 @@
 """From SQL rows to the registry's values, and pages by key."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Result, Row, Select, tuple_
+from sqlalchemy import BindParameter, Column, Result, Row, Select, tuple_
 
 from services.registry.lifecycle import State
 from services.shared.paging import Key
@@ -26,8 +27,8 @@ _CONVERTED: dict[str, Callable[[Any], Any]] = {
 
 
 def build(kind: type[R], row: Row[Any]) -> R:
-    """Returns the dataclass `kind`, whose fields are named as the row's columns."""
-    return _build(kind, row._fields, row)
+    """Returns the record `kind`, whose fields are named as the row's columns."""
+    return _maker(kind, row._fields)(row)  # type: ignore[no-any-return, arg-type]
 
 
 def build_optional(kind: type[R], row: Row[Any] | None) -> R | None:
@@ -37,29 +38,40 @@ def build_optional(kind: type[R], row: Row[Any] | None) -> R | None:
 
 def build_all(kind: type[R], result: Result[Any]) -> list[R]:
     """As `build`, for every row that is left of a result."""
-    # Asked once: a page is hundreds of rows, and every row would work its names out anew.
-    names = tuple(result.keys())
-    return [_build(kind, names, row) for row in result.all()]
-
-
-def _build(kind: type[R], names: tuple[str, ...], row: Iterable[Any]) -> R:
-    values = list(row)
-    for index, convert in _conversions(names):
-        values[index] = convert(values[index])
-    return kind(**dict(zip(names, values, strict=True)))
+    return list(map(_maker(kind, tuple(result.keys())), result.all()))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)
-def _conversions(names: tuple[str, ...]) -> list[tuple[int, Callable[[Any], Any]]]:
-    return [(index, _CONVERTED[name]) for index, name in enumerate(names) if name in _CONVERTED]
+def _maker(kind: Any, names: tuple[str, ...]) -> Any:
+    """Returns what makes records of rows with these columns. A page is hundreds of rows: by position, by C code."""
+    fields: tuple[str, ...] = kind._fields
+    if set(fields) != set(names):
+        raise TypeError(f"{kind.__name__} has not the columns {', '.join(names)}")
+    in_order = itemgetter(*map(names.index, fields))
+    conversions = [(index, _CONVERTED[name]) for index, name in enumerate(fields) if name in _CONVERTED]
+
+    def make(row: Row[Any]) -> Any:
+        if not conversions:
+            return kind._make(in_order(row))
+        values = list(in_order(row))
+        for index, convert in conversions:
+            values[index] = convert(values[index])
+        return kind._make(values)
+
+    return make
 
 
 def page(
-    statement: Select[Any], key: tuple[Column[Any], ...], *, after: Key | None, limit: int, descending: bool = False
+    statement: Select[Any],
+    key: tuple[Column[Any], ...],
+    *,
+    after: Key | tuple[BindParameter[Any], ...] | None,
+    limit: int | BindParameter[int],
+    descending: bool = False,
 ) -> Select[Any]:
     """Returns `statement` ordered by `key`, beginning behind `after`, with one row more than `limit`.
 
-    The row too many says whether there is another page.
+    The row too many says whether there is another page. `after` and `limit` are values, or stand for values.
     """
     if after is not None:
         here, there = tuple_(*key), tuple_(*after)

@@ -53,3 +53,9 @@ def test_dropped_moved_rewritten_and_cut_events_are_noticed() -> None:
     assert not verify_chain(anew).fault
     assert "accepted before" in verify_chain(anew, seen=(4, events[3][1])).fault
     assert verify_chain(events[:3], seen=(5, events[4][1])).fault == "there were 5 events and there are 3"
+    # The same for what the log names.
+    assert not verify_chain(events, anchors={2: events[1][1], 5: events[4][1]}).fault
+    assert verify_chain(anew, anchors={4: events[3][1]}).fault == "event 4 is not the one that the log names"
+    assert verify_chain(events[:3], anchors={2: events[1][1], 4: events[3][1]}).fault == (
+        "the log names event 4 and there are 3"
+    )
