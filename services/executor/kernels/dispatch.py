@@ -4,6 +4,8 @@ base                  no row has an adapter
 cpu-torch-paged       every adapter has few rows: one sampled product and one weighted sum for all of them
 cpu-torch-segmented   every adapter has many rows: dense products, one adapter after the other
 cpu-torch-mixed       both, each adapter in its own way
+triton-KIND-ROWSxRANKS    a GPU: one of `variants.VARIANTS`, chosen in `gpu_lora.py` by a table or a roofline
+torch-reference       a GPU without Triton: dense products, one adapter after the other
 
 Measured on 2 cores without AVX-512 (SmolLM2 shapes, float32, ranks 8, 16, 32, 64 evenly, one layer): 16 adapters of 2
 rows 1.1 ms paged, 4.2 ms segmented; 4 adapters of 8 rows 1.2 ms paged, 0.8 ms segmented.

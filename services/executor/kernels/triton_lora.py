@@ -1,7 +1,8 @@
 """Launches the Triton kernels for a step: static metadata, one scratch, two launches per group and layer.
 
-Everything that changes from step to step lies in device buffers with fixed addresses, written by one copy; the grid is
-fixed too. So a captured graph replays any step that fits the buffers, whatever its adapters, ranks and pages are.
+Everything that changes from step to step lies in device buffers with fixed addresses, written by one small copy per
+group; the grid is fixed too. So a captured graph replays any step that fits the buffers, whatever its adapters, ranks
+and pages are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from services.executor.kernels.work import RECORD, Resident, Work, WorkLimits, m
 
 ALIGNMENT = 16  # bytes; the kernels are compiled for pointers that divide by it
 _HEAD = 4  # integers before the lists: shrink records, expand records, two unused
+_HOSTS = 4  # steps whose metadata may wait for the device at once, each in a pinned buffer of its own
 # Programs per multiprocessor: enough to keep its memory queue full at the kernels' register use (docs/kernels.md).
 _DECODE_PROGRAMS, _PREFILL_PROGRAMS = 8, 4
 
@@ -46,7 +48,8 @@ class _Sections:
     def total(self) -> int:
         return _HEAD + self.pages + self.expand + self.shrink
 
-    def write(self, row: torch.Tensor, work: Work) -> None:
+    def write(self, row: torch.Tensor, work: Work) -> int:
+        """Write a group's lists and return how many integers of the row are now in use, gaps included."""
         start = _HEAD
         row[0], row[1] = work.shrink_count, work.expand_count
         for values, room in ((work.pages, self.pages), (work.expand, self.expand), (work.shrink, self.shrink)):
@@ -54,12 +57,19 @@ class _Sections:
                 raise ValueError(f"a step with {len(values)} numbers of metadata where {room} fit")
             row[start : start + len(values)] = torch.tensor(values, dtype=torch.int32)
             start += room
+        return start - self.shrink + len(work.shrink)
+
+
+def scratch_numbers(groups: Sequence[GroupSpec], variant: Variant, limits: WorkLimits) -> int:
+    """Return how many float32 numbers the scratch of any step within the limits takes, in the group that takes most."""
+    return limits.rows * limits.rank * max(len(g.out_features) * variant.splits(g.in_features) for g in groups)
 
 
 class TritonLora:
     """The kernels of one variant over one pool. Owned by the device thread.
 
-    `limits` bounds every step that `load` takes; the buffers and the scratch are allocated once, for it.
+    `limits` bounds every step that `load` takes; the buffers are allocated once, for it, and so is the scratch where
+    none is given (kernels of one stream may share one).
     """
 
     def __init__(
@@ -71,6 +81,7 @@ class TritonLora:
         rows_per_page: int,
         limits: WorkLimits,
         multiprocessors: int,
+        scratch: torch.Tensor | None = None,
     ) -> None:
         self.variant = variant
         self._groups = {group.name: index for index, group in enumerate(groups)}
@@ -79,27 +90,37 @@ class TritonLora:
         self._rows_per_page = rows_per_page
         per = _DECODE_PROGRAMS if variant.kind == "decode" else _PREFILL_PROGRAMS
         self._programs = multiprocessors * per
-        shrink, expand, pages, scratch = limits.capacity(
+        shrink, expand, pages = limits.capacity(
             rows_per_page=rows_per_page, block_rows=variant.rows, block_ranks=variant.ranks
         )
         self._sections = _Sections(_aligned(pages), expand * RECORD, shrink * RECORD)
         device = pool[groups[0].name].a.device
         shape = (len(groups), self._sections.total)
-        self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        pinned = device.type == "cuda"
+        self._hosts = [torch.zeros(shape, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOSTS if pinned else 1)]
+        self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
+        self._turn = 0
+        self._loaded: tuple[RowLayout, tuple[Resident, ...]] | None = None
         self._meta = torch.zeros(shape, dtype=torch.int32, device=device)
-        most = max(len(g.out_features) * variant.splits(g.in_features) for g in groups)
-        self.scratch = torch.empty(scratch * most, dtype=torch.float32, device=device)
-        self.memory_bytes = self._meta.nbytes + self.scratch.nbytes
+        if scratch is None:
+            scratch = torch.empty(scratch_numbers(groups, variant, limits), dtype=torch.float32, device=device)
+        self.scratch = scratch
+        self.memory_bytes = self._meta.nbytes
 
     def load(self, layout: RowLayout, residents: Sequence[Resident]) -> TritonStep:
         """Write a step's metadata to the device, in order with its stream, and return the step.
 
-        `residents[i]` is adapter i of the layout. The step is usable until the next `load`. The caller does not load
-        again before the copy has run (the engine waits for each step's tokens first).
+        `residents[i]` is adapter i of the layout. The step is usable until the next `load`. The same step again copies
+        nothing: the metadata says where numbers lie, never what they are.
 
         Raises:
             ValueError: the step is beyond the limits.
         """
+        key = (layout, tuple(residents))
+        if self._loaded == key:
+            return TritonStep(self)
+        self._loaded = None
+        host, copied = self._next_host()
         works: dict[tuple[int, ...], Work] = {}
         for index, group in enumerate(self._specs):
             ranks = tuple(resident.ranks.get(group.name, 0) for resident in residents)
@@ -115,9 +136,22 @@ class TritonLora:
             work = works[ranks]
             if work.scratch * len(group.out_features) * self.variant.splits(group.in_features) > len(self.scratch):
                 raise ValueError(f"a step with {work.scratch} shrunk numbers is beyond the scratch")
-            self._sections.write(self._host[index], work)
-        self._meta.copy_(self._host, non_blocking=True)
+            used = self._sections.write(host[index], work)
+            self._meta[index, :used].copy_(host[index, :used], non_blocking=True)
+        if copied is not None:
+            copied.record()
+        self._loaded = key
         return TritonStep(self)
+
+    def _next_host(self) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """Return a buffer whose last copy has run, and the event that says when the next one has."""
+        self._turn = (self._turn + 1) % len(self._hosts)
+        host, copied = self._hosts[self._turn], self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()
+        elif host.is_pinned():
+            copied = self._copied[self._turn] = torch.cuda.Event()
+        return host, copied
 
     def add(self, group: str, layer: int, y: torch.Tensor, x: torch.Tensor) -> None:
         """Add the loaded step's adapters of `group` in `layer` to y.

@@ -21,7 +21,8 @@ class Variant:
     """Block sizes of one pair of kernels. `rows` x `ranks` per record; `in_cols`, `out_cols` columns per step.
 
     `max_splits` bounds into how many slices the input features are cut. The cut depends on the model's shape only, so
-    with one variant a row's numbers do not depend on the rows beside it.
+    with one variant a row's numbers do not depend on the rows beside it. `max_rows` bounds the packed rows of a step,
+    and so the scratch, whose size grows with rows * splits.
     """
 
     kind: Literal["decode", "prefill"]
@@ -30,6 +31,7 @@ class Variant:
     in_cols: int
     out_cols: int
     max_splits: int
+    max_rows: int
     shrink_warps: int = 4
     expand_warps: int = 4
     stages: int = 2
@@ -50,12 +52,22 @@ class Variant:
 VARIANTS: Mapping[str, Variant] = {
     v.name: v
     for v in (
-        Variant(kind="decode", rows=1, ranks=8, in_cols=512, out_cols=512, max_splits=4, shrink_warps=8),
-        Variant(kind="decode", rows=4, ranks=8, in_cols=512, out_cols=256, max_splits=4, shrink_warps=8),
-        Variant(kind="prefill", rows=16, ranks=16, in_cols=128, out_cols=128, max_splits=4, stages=3),
-        Variant(kind="prefill", rows=16, ranks=64, in_cols=128, out_cols=128, max_splits=4, stages=3),
-        Variant(kind="prefill", rows=64, ranks=16, in_cols=64, out_cols=128, max_splits=1, stages=3),
-        Variant(kind="prefill", rows=64, ranks=64, in_cols=64, out_cols=128, max_splits=1, expand_warps=8, stages=3),
+        Variant(kind="decode", rows=1, ranks=8, in_cols=512, out_cols=512, max_splits=4, max_rows=512, shrink_warps=8),
+        Variant(kind="decode", rows=4, ranks=8, in_cols=512, out_cols=256, max_splits=4, max_rows=512, shrink_warps=8),
+        Variant(kind="prefill", rows=16, ranks=16, in_cols=128, out_cols=128, max_splits=4, max_rows=1024, stages=3),
+        Variant(kind="prefill", rows=16, ranks=64, in_cols=128, out_cols=128, max_splits=4, max_rows=1024, stages=3),
+        Variant(kind="prefill", rows=64, ranks=16, in_cols=64, out_cols=128, max_splits=1, max_rows=2**16, stages=3),
+        Variant(
+            kind="prefill",
+            rows=64,
+            ranks=64,
+            in_cols=64,
+            out_cols=128,
+            max_splits=1,
+            max_rows=2**16,
+            expand_warps=8,
+            stages=3,
+        ),
     )
 }
 
@@ -172,14 +184,15 @@ def choose_variant(
 ) -> Variant:
     """Return the variant for a step: the table's answer for its longest segment and largest rank, else the roofline's.
 
-    `ranks[i]` is adapter i's rank. Of equal predictions the first variant of the list is taken.
+    `ranks[i]` is adapter i's rank. Of equal predictions the first variant of the list is taken. A variant whose
+    `max_rows` the step exceeds is not taken, whatever the table says.
     """
     rows = max((s.rows for s in layout.segments), default=0)
     rank = max((ranks[s.adapter] for s in layout.segments), default=0)
     measured = table.find(rows, rank) if table else None
-    if measured:
+    if measured and layout.row_count <= measured.max_rows:
         return measured
     return min(
-        VARIANTS.values(),
+        (v for v in VARIANTS.values() if layout.row_count <= v.max_rows),
         key=lambda v: roofline_us(v, layout, ranks=ranks, shapes=shapes, element_bytes=element_bytes, chip=chip),
     )

@@ -97,13 +97,13 @@ class WorkLimits:
     rank: int
     pages: int
 
-    def capacity(self, *, rows_per_page: int, block_rows: int, block_ranks: int) -> tuple[int, int, int, int]:
-        """Return bounds of (shrink records, expand records, page list entries, scratch pairs) of any such step."""
+    def capacity(self, *, rows_per_page: int, block_rows: int, block_ranks: int) -> tuple[int, int, int]:
+        """Return bounds of (shrink records, expand records, page list entries) of any such step."""
         adapters = min(self.adapters, self.rows)
         expand = min(self.rows, self.rows // block_rows + adapters)
         shrink = expand * -(-self.rank // block_ranks)
         listed = min(self.pages, adapters * -(-self.rank // rows_per_page))
-        return shrink, expand, listed, self.rows * self.rank
+        return shrink, expand, listed
 
 
 @dataclass(frozen=True, slots=True)

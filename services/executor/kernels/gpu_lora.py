@@ -1,0 +1,140 @@
+"""The adapters of a GPU's steps: chooses each step's kernels and holds their buffers. Owned by the device thread."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from services.executor.kernels.layout import GroupSpec, RowLayout
+from services.executor.kernels.reference import ReferenceStep
+from services.executor.kernels.shrink_expand import Bank
+from services.executor.kernels.variants import (
+    VARIANTS,
+    KernelTable,
+    Variant,
+    chip_of,
+    choose_variant,
+    read_table,
+)
+from services.executor.kernels.work import GroupShape, Resident, WorkLimits
+
+if TYPE_CHECKING:
+    from services.executor.kernels.triton_lora import TritonLora, TritonStep
+
+TABLES = Path(__file__).resolve().parent / "tables"
+
+
+def table_path(gpu: str) -> Path:
+    """Return where the measured table of a GPU lies: its name in small letters, other characters as dashes."""
+    return TABLES / (re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json")
+
+
+def load_table(gpu: str) -> KernelTable | None:
+    """Return the measured table of a GPU by its name; None where nobody measured one.
+
+    Raises:
+        ValueError: the table is not readable as one, or was measured on a GPU of another name.
+    """
+    path = table_path(gpu)
+    if not path.is_file():
+        return None
+    table = read_table(json.loads(path.read_text()))
+    if table.gpu != gpu:
+        raise ValueError(f"{path.name} was measured on {table.gpu!r}, this is {gpu!r}")
+    return table
+
+
+class GpuLora:
+    """Kernels over one pool. `limits` bounds every step; `gpu` is the device's name and picks table and roofline.
+
+    Without Triton every step takes `ReferenceStep`: right, and slow.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[GroupSpec],
+        banks: Mapping[str, Bank],
+        *,
+        rows_per_page: int,
+        limits: WorkLimits,
+        gpu: str,
+        multiprocessors: int,
+    ) -> None:
+        self._banks = banks
+        self._rows_per_page = rows_per_page
+        self._groups = tuple(groups)
+        self._shapes = [GroupShape(g.in_features, g.out_features, g.layers) for g in groups]
+        self._chip, self._table = chip_of(gpu), load_table(gpu)
+        self._element_bytes = banks[groups[0].name].a.element_size()
+        self._kernels = self._make_kernels(limits, multiprocessors) if find_spec("triton") else {}
+        self._chosen: tuple[RowLayout, tuple[int, ...], Variant] | None = None
+
+    def _make_kernels(self, limits: WorkLimits, multiprocessors: int) -> dict[str, TritonLora]:
+        from services.executor.kernels.triton_lora import TritonLora, scratch_numbers
+
+        own = {name: replace(limits, rows=min(limits.rows, v.max_rows)) for name, v in VARIANTS.items()}
+        most = max(scratch_numbers(self._groups, v, own[name]) for name, v in VARIANTS.items())
+        device = self._banks[self._groups[0].name].a.device
+        scratch = torch.empty(most, dtype=torch.float32, device=device)
+        return {
+            name: TritonLora(
+                self._groups,
+                self._banks,
+                variant=variant,
+                rows_per_page=self._rows_per_page,
+                limits=own[name],
+                multiprocessors=multiprocessors,
+                scratch=scratch,
+            )
+            for name, variant in VARIANTS.items()
+        }
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes that the kernels hold beside the pool: metadata of every variant, one scratch."""
+        one = next(iter(self._kernels.values()), None)
+        return sum(lora.memory_bytes for lora in self._kernels.values()) + (one.scratch.nbytes if one else 0)
+
+    def arrange(self, layout: RowLayout, residents: Sequence[Resident]) -> TritonStep | ReferenceStep:
+        """Return the step's adapters on the kernels that suit it. `residents[i]` is adapter i of the layout.
+
+        A step of the same variant is usable until the next one is arranged.
+        """
+        if not self._kernels:
+            return ReferenceStep(layout, tuple(residents), self._banks, self._rows_per_page)
+        return self._kernels[self._choose(layout, residents).name].load(layout, residents)
+
+    def _choose(self, layout: RowLayout, residents: Sequence[Resident]) -> Variant:
+        ranks = tuple(max(r.ranks.values(), default=0) for r in residents)
+        if self._chosen is None or self._chosen[:2] != (layout, ranks):
+            variant = choose_variant(
+                layout,
+                ranks=ranks,
+                shapes=self._shapes,
+                element_bytes=self._element_bytes,
+                chip=self._chip,
+                table=self._table,
+            )
+            self._chosen = (layout, ranks, variant)
+        return self._chosen[2]
+
+    def compile(self) -> int:
+        """Compile every kernel that a step may choose, by a step without adapters; return how many variants.
+
+        To be called before the first request: a shape that does not compile fails here and not there.
+        """
+        empty = RowLayout(1, 1, ())
+        for lora in self._kernels.values():
+            step = lora.load(empty, ())
+            for group in self._groups:
+                bank = self._banks[group.name]
+                y = bank.b.new_zeros(1, sum(group.out_features))
+                step.add(group.name, 0, y, bank.a.new_zeros(1, group.in_features))
+        return len(self._kernels)
