@@ -167,14 +167,17 @@ class CheckpointKeeper:
                     await self._first.wait()
             except TimeoutError:
                 raise LoraportError("CHECKPOINT_STALE", "no checkpoint of the registry has come yet") from None
-        if self.alarm:
-            raise LoraportError("LOG_SPLIT_VIEW")
-        if self.newest is None or self._freshness(self.newest) is not Freshness.FRESH:
-            if self._refused == Judgement.ROLLBACK:
-                raise LoraportError("CHECKPOINT_ROLLBACK")
-            raise LoraportError("CHECKPOINT_STALE")
+        if self.alarm or self.newest is None or self._freshness(self.newest) is not Freshness.FRESH:
+            raise LoraportError(self.doubt)
         if catalog_epoch() < self.newest.catalog_epoch:
             raise LoraportError("CHECKPOINT_STALE", "the catalog is older than its checkpoint")
+
+    @property
+    def doubt(self) -> str:
+        """Why no newer checkpoint is believed: LOG_SPLIT_VIEW, CHECKPOINT_ROLLBACK, or else CHECKPOINT_STALE."""
+        if self.alarm:
+            return "LOG_SPLIT_VIEW"
+        return "CHECKPOINT_ROLLBACK" if self._refused == Judgement.ROLLBACK else "CHECKPOINT_STALE"
 
     async def reach(self, tree_size: int, timeout_s: float) -> Checkpoint | None:
         """Returns the newest believed checkpoint once its tree has `tree_size` leaves; None when that took too long."""

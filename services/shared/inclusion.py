@@ -139,7 +139,7 @@ class RecordProofs:
         found = await self._keeper.reach(item.record_leaf + 1, ARRIVAL_S)
         if found is None:
             raise LoraportError(
-                "LOG_SPLIT_VIEW" if self._keeper.alarm else "CHECKPOINT_STALE",
+                self._keeper.doubt,
                 "no believed checkpoint covers the revision's record yet",
                 retry_after_s=1.0,
             )

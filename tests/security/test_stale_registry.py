@@ -54,6 +54,7 @@ async def expired(rig: Rig, *, since_s: float) -> None:
 async def test_freeze(rig: Rig) -> None:
     held, other = await rig.admit(seed=41), await rig.admit(seed=42)
     _, lease = await rig.ensure(held)
+    await tell(rig)
     rig.service._registry._keeper.newest = None  # as after a start into a frozen world
     await expired(rig, since_s=1)
     assert await reason(ensure(rig, other)) == "CHECKPOINT_STALE"
@@ -117,6 +118,8 @@ async def test_the_floor_outlives_the_loader(rig: Rig, tmp_path: Path, store: tu
     await tell(rig)
     policy = {"state_file": str(tmp_path / "state" / "floor.json")}
     (tmp_path / "second").mkdir()
+    # The second registry of this rig has keys of its own, which a loader with a memory of roots would not follow.
+    (tmp_path / "state" / "floor.roots.json").unlink()
     async with loader_rig.running(tmp_path / "second", *store, checkpoint=policy) as second:
         # Another registry, as restored from an old backup: an earlier state of the same catalog.
         known = second.registry.register(seed=57)
