@@ -74,9 +74,22 @@ POLICIES = MappingProxyType(
     )
     | _service(
         "router.v1.RouterAdminService",
-        dict.fromkeys(("ListQueues", "GetFairness", "ExplainPlacement", "ListResidency", "DrainExecutor"), _ADMIN),
+        dict.fromkeys(
+            (
+                "ListQueues",
+                "GetFairness",
+                "ExplainPlacement",
+                "ListResidency",
+                "DrainExecutor",
+                "GetQuotaUsage",
+            ),
+            _ADMIN,
+        ),
     )
-    | _service("registry.v1.TenantService", dict.fromkeys(("CreateTenant", "GetTenant", "ListTenants"), _ADMIN))
+    | _service(
+        "registry.v1.TenantService",
+        dict.fromkeys(("CreateTenant", "GetTenant", "ListTenants", "SetTenantQuota"), _ADMIN),
+    )
     | _service(
         "registry.v1.KeyService",
         dict.fromkeys(
@@ -84,6 +97,7 @@ POLICIES = MappingProxyType(
                 "CreateApiKey",
                 "ListApiKeys",
                 "RevokeApiKey",
+                "RotateApiKey",
                 "CreateSigner",
                 "ListSigners",
                 "RevokeSigner",

@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from loraport.registry.v1 import adapter_service_pb2 as _adapter_service_pb2
+from loraport.registry.v1 import tenant_service_pb2 as _tenant_service_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -45,14 +46,16 @@ class CatalogItem(_message.Message):
     def __init__(self, tenant: _Optional[_Union[CatalogTenant, _Mapping]] = ..., key: _Optional[_Union[CatalogKey, _Mapping]] = ..., base_model: _Optional[_Union[CatalogBaseModel, _Mapping]] = ..., revision: _Optional[_Union[CatalogRevision, _Mapping]] = ..., alias: _Optional[_Union[CatalogAlias, _Mapping]] = ..., trust_root: _Optional[_Union[CatalogTrustRoot, _Mapping]] = ...) -> None: ...
 
 class CatalogTenant(_message.Message):
-    __slots__ = ("tenant", "weight", "base_allowed")
+    __slots__ = ("tenant", "weight", "base_allowed", "quota")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     BASE_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     weight: float
     base_allowed: bool
-    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., base_allowed: _Optional[bool] = ...) -> None: ...
+    quota: _tenant_service_pb2.TenantQuota
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., base_allowed: _Optional[bool] = ..., quota: _Optional[_Union[_tenant_service_pb2.TenantQuota, _Mapping]] = ...) -> None: ...
 
 class CatalogKey(_message.Message):
     __slots__ = ("key_id", "tenant", "secret_hmac", "scopes", "expire_time", "revoked")

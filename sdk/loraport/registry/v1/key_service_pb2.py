@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&loraport/registry/v1/key_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\x01\n\x06\x41piKey\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x35\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\"Z\n\x13\x43reateApiKeyRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12-\n\x07\x61pi_key\x18\x02 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\"U\n\x14\x43reateApiKeyResponse\x12-\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"Q\n\x12ListApiKeysRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"^\n\x13ListApiKeysResponse\x12.\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x13RevokeApiKeyRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\xf6\x01\n\x06Signer\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x1c\n\x0epublic_key_pem\x18\x02 \x01(\tB\x04\xe2\x41\x01\x05\x12\x14\n\x06key_id\x18\x03 \x01(\tB\x04\xe2\x41\x01\x03\x12\x35\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x35\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\"\n\x0fsince_log_index\x18\x06 \x01(\x03\x42\x04\xe2\x41\x01\x03H\x00\x88\x01\x01\x42\x12\n\x10_since_log_index\"\x8c\x01\n\x13\x43reateSignerRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tsigner_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x32\n\x06signer\x18\x03 \x01(\x0b\x32\x1c.loraport.registry.v1.SignerB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Q\n\x12ListSignersRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"]\n\x13ListSignersResponse\x12-\n\x07signers\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.Signer\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"[\n\x13RevokeSignerRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0fsince_log_index\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_since_log_index\"i\n\nDelegation\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x11\n\tthreshold\x18\x03 \x01(\x05\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\x11\n\tlog_index\x18\x05 \x01(\x03\",\n\x14GetDelegationRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"J\n\x19SetSignerThresholdRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tthreshold\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x02\x32\x8e\x06\n\nKeyService\x12\x65\n\x0c\x43reateApiKey\x12).loraport.registry.v1.CreateApiKeyRequest\x1a*.loraport.registry.v1.CreateApiKeyResponse\x12\x62\n\x0bListApiKeys\x12(.loraport.registry.v1.ListApiKeysRequest\x1a).loraport.registry.v1.ListApiKeysResponse\x12W\n\x0cRevokeApiKey\x12).loraport.registry.v1.RevokeApiKeyRequest\x1a\x1c.loraport.registry.v1.ApiKey\x12W\n\x0c\x43reateSigner\x12).loraport.registry.v1.CreateSignerRequest\x1a\x1c.loraport.registry.v1.Signer\x12\x62\n\x0bListSigners\x12(.loraport.registry.v1.ListSignersRequest\x1a).loraport.registry.v1.ListSignersResponse\x12W\n\x0cRevokeSigner\x12).loraport.registry.v1.RevokeSignerRequest\x1a\x1c.loraport.registry.v1.Signer\x12]\n\rGetDelegation\x12*.loraport.registry.v1.GetDelegationRequest\x1a .loraport.registry.v1.Delegation\x12g\n\x12SetSignerThreshold\x12/.loraport.registry.v1.SetSignerThresholdRequest\x1a .loraport.registry.v1.Delegationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&loraport/registry/v1/key_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\x01\n\x06\x41piKey\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x35\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\"Z\n\x13\x43reateApiKeyRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12-\n\x07\x61pi_key\x18\x02 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\"U\n\x14\x43reateApiKeyResponse\x12-\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"Q\n\x12ListApiKeysRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"^\n\x13ListApiKeysResponse\x12.\n\x08\x61pi_keys\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x13RevokeApiKeyRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"U\n\x13RotateApiKeyRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12*\n\x07overlap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x85\x01\n\x14RotateApiKeyResponse\x12-\n\x07\x61pi_key\x18\x01 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12.\n\x08replaced\x18\x03 \x01(\x0b\x32\x1c.loraport.registry.v1.ApiKey\"\xf6\x01\n\x06Signer\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x1c\n\x0epublic_key_pem\x18\x02 \x01(\tB\x04\xe2\x41\x01\x05\x12\x14\n\x06key_id\x18\x03 \x01(\tB\x04\xe2\x41\x01\x03\x12\x35\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x35\n\x0brevoke_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\"\n\x0fsince_log_index\x18\x06 \x01(\x03\x42\x04\xe2\x41\x01\x03H\x00\x88\x01\x01\x42\x12\n\x10_since_log_index\"\x8c\x01\n\x13\x43reateSignerRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tsigner_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x32\n\x06signer\x18\x03 \x01(\x0b\x32\x1c.loraport.registry.v1.SignerB\x04\xe2\x41\x01\x02\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Q\n\x12ListSignersRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"]\n\x13ListSignersResponse\x12-\n\x07signers\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.Signer\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"[\n\x13RevokeSignerRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0fsince_log_index\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_since_log_index\"i\n\nDelegation\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x11\n\tthreshold\x18\x03 \x01(\x05\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\x11\n\tlog_index\x18\x05 \x01(\x03\",\n\x14GetDelegationRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"J\n\x19SetSignerThresholdRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tthreshold\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x02\x32\xf5\x06\n\nKeyService\x12\x65\n\x0c\x43reateApiKey\x12).loraport.registry.v1.CreateApiKeyRequest\x1a*.loraport.registry.v1.CreateApiKeyResponse\x12\x62\n\x0bListApiKeys\x12(.loraport.registry.v1.ListApiKeysRequest\x1a).loraport.registry.v1.ListApiKeysResponse\x12W\n\x0cRevokeApiKey\x12).loraport.registry.v1.RevokeApiKeyRequest\x1a\x1c.loraport.registry.v1.ApiKey\x12\x65\n\x0cRotateApiKey\x12).loraport.registry.v1.RotateApiKeyRequest\x1a*.loraport.registry.v1.RotateApiKeyResponse\x12W\n\x0c\x43reateSigner\x12).loraport.registry.v1.CreateSignerRequest\x1a\x1c.loraport.registry.v1.Signer\x12\x62\n\x0bListSigners\x12(.loraport.registry.v1.ListSignersRequest\x1a).loraport.registry.v1.ListSignersResponse\x12W\n\x0cRevokeSigner\x12).loraport.registry.v1.RevokeSignerRequest\x1a\x1c.loraport.registry.v1.Signer\x12]\n\rGetDelegation\x12*.loraport.registry.v1.GetDelegationRequest\x1a .loraport.registry.v1.Delegation\x12g\n\x12SetSignerThreshold\x12/.loraport.registry.v1.SetSignerThresholdRequest\x1a .loraport.registry.v1.Delegationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,6 +46,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTAPIKEYSREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
   _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_REVOKEAPIKEYREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
+  _globals['_ROTATEAPIKEYREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_ROTATEAPIKEYREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
   _globals['_SIGNER'].fields_by_name['name']._loaded_options = None
   _globals['_SIGNER'].fields_by_name['name']._serialized_options = b'\342A\001\010'
   _globals['_SIGNER'].fields_by_name['public_key_pem']._loaded_options = None
@@ -75,34 +78,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETSIGNERTHRESHOLDREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
   _globals['_SETSIGNERTHRESHOLDREQUEST'].fields_by_name['threshold']._loaded_options = None
   _globals['_SETSIGNERTHRESHOLDREQUEST'].fields_by_name['threshold']._serialized_options = b'\342A\001\002'
-  _globals['_APIKEY']._serialized_start=131
-  _globals['_APIKEY']._serialized_end=334
-  _globals['_CREATEAPIKEYREQUEST']._serialized_start=336
-  _globals['_CREATEAPIKEYREQUEST']._serialized_end=426
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=428
-  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=513
-  _globals['_LISTAPIKEYSREQUEST']._serialized_start=515
-  _globals['_LISTAPIKEYSREQUEST']._serialized_end=596
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=598
-  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=692
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=694
-  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=735
-  _globals['_SIGNER']._serialized_start=738
-  _globals['_SIGNER']._serialized_end=984
-  _globals['_CREATESIGNERREQUEST']._serialized_start=987
-  _globals['_CREATESIGNERREQUEST']._serialized_end=1127
-  _globals['_LISTSIGNERSREQUEST']._serialized_start=1129
-  _globals['_LISTSIGNERSREQUEST']._serialized_end=1210
-  _globals['_LISTSIGNERSRESPONSE']._serialized_start=1212
-  _globals['_LISTSIGNERSRESPONSE']._serialized_end=1305
-  _globals['_REVOKESIGNERREQUEST']._serialized_start=1307
-  _globals['_REVOKESIGNERREQUEST']._serialized_end=1398
-  _globals['_DELEGATION']._serialized_start=1400
-  _globals['_DELEGATION']._serialized_end=1505
-  _globals['_GETDELEGATIONREQUEST']._serialized_start=1507
-  _globals['_GETDELEGATIONREQUEST']._serialized_end=1551
-  _globals['_SETSIGNERTHRESHOLDREQUEST']._serialized_start=1553
-  _globals['_SETSIGNERTHRESHOLDREQUEST']._serialized_end=1627
-  _globals['_KEYSERVICE']._serialized_start=1630
-  _globals['_KEYSERVICE']._serialized_end=2412
+  _globals['_APIKEY']._serialized_start=163
+  _globals['_APIKEY']._serialized_end=366
+  _globals['_CREATEAPIKEYREQUEST']._serialized_start=368
+  _globals['_CREATEAPIKEYREQUEST']._serialized_end=458
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_start=460
+  _globals['_CREATEAPIKEYRESPONSE']._serialized_end=545
+  _globals['_LISTAPIKEYSREQUEST']._serialized_start=547
+  _globals['_LISTAPIKEYSREQUEST']._serialized_end=628
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_start=630
+  _globals['_LISTAPIKEYSRESPONSE']._serialized_end=724
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_start=726
+  _globals['_REVOKEAPIKEYREQUEST']._serialized_end=767
+  _globals['_ROTATEAPIKEYREQUEST']._serialized_start=769
+  _globals['_ROTATEAPIKEYREQUEST']._serialized_end=854
+  _globals['_ROTATEAPIKEYRESPONSE']._serialized_start=857
+  _globals['_ROTATEAPIKEYRESPONSE']._serialized_end=990
+  _globals['_SIGNER']._serialized_start=993
+  _globals['_SIGNER']._serialized_end=1239
+  _globals['_CREATESIGNERREQUEST']._serialized_start=1242
+  _globals['_CREATESIGNERREQUEST']._serialized_end=1382
+  _globals['_LISTSIGNERSREQUEST']._serialized_start=1384
+  _globals['_LISTSIGNERSREQUEST']._serialized_end=1465
+  _globals['_LISTSIGNERSRESPONSE']._serialized_start=1467
+  _globals['_LISTSIGNERSRESPONSE']._serialized_end=1560
+  _globals['_REVOKESIGNERREQUEST']._serialized_start=1562
+  _globals['_REVOKESIGNERREQUEST']._serialized_end=1653
+  _globals['_DELEGATION']._serialized_start=1655
+  _globals['_DELEGATION']._serialized_end=1760
+  _globals['_GETDELEGATIONREQUEST']._serialized_start=1762
+  _globals['_GETDELEGATIONREQUEST']._serialized_end=1806
+  _globals['_SETSIGNERTHRESHOLDREQUEST']._serialized_start=1808
+  _globals['_SETSIGNERTHRESHOLDREQUEST']._serialized_end=1882
+  _globals['_KEYSERVICE']._serialized_start=1885
+  _globals['_KEYSERVICE']._serialized_end=2770
 # @@protoc_insertion_point(module_scope)

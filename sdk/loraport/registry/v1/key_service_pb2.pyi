@@ -1,6 +1,7 @@
 import datetime
 
 from google.api import field_behavior_pb2 as _field_behavior_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -63,6 +64,24 @@ class RevokeApiKeyRequest(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RotateApiKeyRequest(_message.Message):
+    __slots__ = ("name", "overlap")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    overlap: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., overlap: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RotateApiKeyResponse(_message.Message):
+    __slots__ = ("api_key", "secret", "replaced")
+    API_KEY_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    api_key: ApiKey
+    secret: str
+    replaced: ApiKey
+    def __init__(self, api_key: _Optional[_Union[ApiKey, _Mapping]] = ..., secret: _Optional[str] = ..., replaced: _Optional[_Union[ApiKey, _Mapping]] = ...) -> None: ...
 
 class Signer(_message.Message):
     __slots__ = ("name", "public_key_pem", "key_id", "create_time", "revoke_time", "since_log_index")

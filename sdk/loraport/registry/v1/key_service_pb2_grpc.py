@@ -51,6 +51,11 @@ class KeyServiceStub:
                 request_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.RevokeApiKeyRequest.SerializeToString,
                 response_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.ApiKey.FromString,
                 _registered_method=True)
+        self.RotateApiKey = channel.unary_unary(
+                '/loraport.registry.v1.KeyService/RotateApiKey',
+                request_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.RotateApiKeyRequest.SerializeToString,
+                response_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.RotateApiKeyResponse.FromString,
+                _registered_method=True)
         self.CreateSigner = channel.unary_unary(
                 '/loraport.registry.v1.KeyService/CreateSigner',
                 request_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.CreateSignerRequest.SerializeToString,
@@ -100,6 +105,15 @@ class KeyServiceServicer:
 
     def RevokeApiKey(self, request, context):
         """Makes an API key useless for ever. Idempotent. Errors: `NOT_FOUND` (`KEY_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateApiKey(self, request, context):
+        """Creates an API key in the place of another, with its scopes and its end, and returns the new secret, once. The
+        old key opens for `overlap` more, then never again. Not idempotent. Errors: `NOT_FOUND` (`KEY_NOT_FOUND`);
+        `FAILED_PRECONDITION` (`INVALID_STATE`), the key is revoked or has ended; `INVALID_ARGUMENT` (`INVALID_REQUEST`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,6 +176,11 @@ def add_KeyServiceServicer_to_server(servicer, server):
                     servicer.RevokeApiKey,
                     request_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.RevokeApiKeyRequest.FromString,
                     response_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.ApiKey.SerializeToString,
+            ),
+            'RotateApiKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateApiKey,
+                    request_deserializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.RotateApiKeyRequest.FromString,
+                    response_serializer=loraport_dot_registry_dot_v1_dot_key__service__pb2.RotateApiKeyResponse.SerializeToString,
             ),
             'CreateSigner': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSigner,
@@ -272,6 +291,33 @@ class KeyService:
             '/loraport.registry.v1.KeyService/RevokeApiKey',
             loraport_dot_registry_dot_v1_dot_key__service__pb2.RevokeApiKeyRequest.SerializeToString,
             loraport_dot_registry_dot_v1_dot_key__service__pb2.ApiKey.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateApiKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.registry.v1.KeyService/RotateApiKey',
+            loraport_dot_registry_dot_v1_dot_key__service__pb2.RotateApiKeyRequest.SerializeToString,
+            loraport_dot_registry_dot_v1_dot_key__service__pb2.RotateApiKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)loraport/registry/v1/tenant_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa5\x01\n\x06Tenant\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x19\n\x0c\x62\x61se_allowed\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x35\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x42\x0f\n\r_base_allowed\"p\n\x13\x43reateTenantRequest\x12\x17\n\ttenant_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12,\n\x06tenant\x18\x02 \x01(\x0b\x32\x1c.loraport.registry.v1.Tenant\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"&\n\x10GetTenantRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x13ListTenantsResponse\x12-\n\x07tenants\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\x9f\x02\n\rTenantService\x12W\n\x0c\x43reateTenant\x12).loraport.registry.v1.CreateTenantRequest\x1a\x1c.loraport.registry.v1.Tenant\x12Q\n\tGetTenant\x12&.loraport.registry.v1.GetTenantRequest\x1a\x1c.loraport.registry.v1.Tenant\x12\x62\n\x0bListTenants\x12(.loraport.registry.v1.ListTenantsRequest\x1a).loraport.registry.v1.ListTenantsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)loraport/registry/v1/tenant_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x02\n\x06Tenant\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x19\n\x0c\x62\x61se_allowed\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x35\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x30\n\x05quota\x18\x06 \x01(\x0b\x32!.loraport.registry.v1.TenantQuota\x12\x36\n\x05usage\x18\x07 \x01(\x0b\x32!.loraport.registry.v1.TenantUsageB\x04\xe2\x41\x01\x03\x42\x0f\n\r_base_allowed\"\xa3\x03\n\x0bTenantQuota\x12 \n\x13requests_per_minute\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0fin_flight_count\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x19\n\x0cqueued_count\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\"\n\x15\x63old_loads_per_minute\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1a\n\radapter_count\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x19\n\x0cstored_bytes\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x1b\n\x0eresident_bytes\x18\x08 \x01(\x03H\x07\x88\x01\x01\x42\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minuteB\x12\n\x10_in_flight_countB\x0f\n\r_queued_countB\x18\n\x16_cold_loads_per_minuteB\x10\n\x0e_adapter_countB\x0f\n\r_stored_bytesB\x11\n\x0f_resident_bytes\":\n\x0bTenantUsage\x12\x15\n\radapter_count\x18\x01 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x03\"]\n\x15SetTenantQuotaRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x30\n\x05quota\x18\x02 \x01(\x0b\x32!.loraport.registry.v1.TenantQuota\"p\n\x13\x43reateTenantRequest\x12\x17\n\ttenant_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12,\n\x06tenant\x18\x02 \x01(\x0b\x32\x1c.loraport.registry.v1.Tenant\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"&\n\x10GetTenantRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x13ListTenantsResponse\x12-\n\x07tenants\x18\x01 \x03(\x0b\x32\x1c.loraport.registry.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xfc\x02\n\rTenantService\x12W\n\x0c\x43reateTenant\x12).loraport.registry.v1.CreateTenantRequest\x1a\x1c.loraport.registry.v1.Tenant\x12Q\n\tGetTenant\x12&.loraport.registry.v1.GetTenantRequest\x1a\x1c.loraport.registry.v1.Tenant\x12\x62\n\x0bListTenants\x12(.loraport.registry.v1.ListTenantsRequest\x1a).loraport.registry.v1.ListTenantsResponse\x12[\n\x0eSetTenantQuota\x12+.loraport.registry.v1.SetTenantQuotaRequest\x1a\x1c.loraport.registry.v1.Tenantb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,20 +37,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANT'].fields_by_name['name']._serialized_options = b'\342A\001\010'
   _globals['_TENANT'].fields_by_name['create_time']._loaded_options = None
   _globals['_TENANT'].fields_by_name['create_time']._serialized_options = b'\342A\001\003'
+  _globals['_TENANT'].fields_by_name['usage']._loaded_options = None
+  _globals['_TENANT'].fields_by_name['usage']._serialized_options = b'\342A\001\003'
+  _globals['_SETTENANTQUOTAREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_SETTENANTQUOTAREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
   _globals['_CREATETENANTREQUEST'].fields_by_name['tenant_id']._loaded_options = None
   _globals['_CREATETENANTREQUEST'].fields_by_name['tenant_id']._serialized_options = b'\342A\001\002'
   _globals['_GETTENANTREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_GETTENANTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002'
   _globals['_TENANT']._serialized_start=134
-  _globals['_TENANT']._serialized_end=299
-  _globals['_CREATETENANTREQUEST']._serialized_start=301
-  _globals['_CREATETENANTREQUEST']._serialized_end=413
-  _globals['_GETTENANTREQUEST']._serialized_start=415
-  _globals['_GETTENANTREQUEST']._serialized_end=453
-  _globals['_LISTTENANTSREQUEST']._serialized_start=455
-  _globals['_LISTTENANTSREQUEST']._serialized_end=514
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=516
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=609
-  _globals['_TENANTSERVICE']._serialized_start=612
-  _globals['_TENANTSERVICE']._serialized_end=899
+  _globals['_TENANT']._serialized_end=405
+  _globals['_TENANTQUOTA']._serialized_start=408
+  _globals['_TENANTQUOTA']._serialized_end=827
+  _globals['_TENANTUSAGE']._serialized_start=829
+  _globals['_TENANTUSAGE']._serialized_end=887
+  _globals['_SETTENANTQUOTAREQUEST']._serialized_start=889
+  _globals['_SETTENANTQUOTAREQUEST']._serialized_end=982
+  _globals['_CREATETENANTREQUEST']._serialized_start=984
+  _globals['_CREATETENANTREQUEST']._serialized_end=1096
+  _globals['_GETTENANTREQUEST']._serialized_start=1098
+  _globals['_GETTENANTREQUEST']._serialized_end=1136
+  _globals['_LISTTENANTSREQUEST']._serialized_start=1138
+  _globals['_LISTTENANTSREQUEST']._serialized_end=1197
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=1199
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1292
+  _globals['_TENANTSERVICE']._serialized_start=1295
+  _globals['_TENANTSERVICE']._serialized_end=1675
 # @@protoc_insertion_point(module_scope)

@@ -50,6 +50,11 @@ class TenantServiceStub:
                 request_serializer=loraport_dot_registry_dot_v1_dot_tenant__service__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=loraport_dot_registry_dot_v1_dot_tenant__service__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
+        self.SetTenantQuota = channel.unary_unary(
+                '/loraport.registry.v1.TenantService/SetTenantQuota',
+                request_serializer=loraport_dot_registry_dot_v1_dot_tenant__service__pb2.SetTenantQuotaRequest.SerializeToString,
+                response_deserializer=loraport_dot_registry_dot_v1_dot_tenant__service__pb2.Tenant.FromString,
+                _registered_method=True)
 
 
 class TenantServiceServicer:
@@ -78,6 +83,15 @@ class TenantServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetTenantQuota(self, request, context):
+        """Sets all of a tenant's quotas: what the request leaves unset is without a quota from then on. What is over a new
+        quota already stays; nothing more is let in. Idempotent. Errors: `NOT_FOUND` (`TENANT_NOT_FOUND`);
+        `INVALID_ARGUMENT` (`INVALID_REQUEST`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TenantServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +109,11 @@ def add_TenantServiceServicer_to_server(servicer, server):
                     servicer.ListTenants,
                     request_deserializer=loraport_dot_registry_dot_v1_dot_tenant__service__pb2.ListTenantsRequest.FromString,
                     response_serializer=loraport_dot_registry_dot_v1_dot_tenant__service__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'SetTenantQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenantQuota,
+                    request_deserializer=loraport_dot_registry_dot_v1_dot_tenant__service__pb2.SetTenantQuotaRequest.FromString,
+                    response_serializer=loraport_dot_registry_dot_v1_dot_tenant__service__pb2.Tenant.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +198,33 @@ class TenantService:
             '/loraport.registry.v1.TenantService/ListTenants',
             loraport_dot_registry_dot_v1_dot_tenant__service__pb2.ListTenantsRequest.SerializeToString,
             loraport_dot_registry_dot_v1_dot_tenant__service__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenantQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.registry.v1.TenantService/SetTenantQuota',
+            loraport_dot_registry_dot_v1_dot_tenant__service__pb2.SetTenantQuotaRequest.SerializeToString,
+            loraport_dot_registry_dot_v1_dot_tenant__service__pb2.Tenant.FromString,
             options,
             channel_credentials,
             insecure,

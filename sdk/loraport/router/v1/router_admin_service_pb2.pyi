@@ -151,3 +151,45 @@ class DrainExecutorResponse(_message.Message):
     serving: bool
     running_count: int
     def __init__(self, executor: _Optional[str] = ..., serving: _Optional[bool] = ..., running_count: _Optional[int] = ...) -> None: ...
+
+class GetQuotaUsageRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class QuotaUsage(_message.Message):
+    __slots__ = ("tenant", "quotas", "router_count", "shared", "keys")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    quotas: _containers.RepeatedCompositeFieldContainer[QuotaLine]
+    router_count: int
+    shared: bool
+    keys: _containers.RepeatedCompositeFieldContainer[ApiKeyUse]
+    def __init__(self, tenant: _Optional[str] = ..., quotas: _Optional[_Iterable[_Union[QuotaLine, _Mapping]]] = ..., router_count: _Optional[int] = ..., shared: _Optional[bool] = ..., keys: _Optional[_Iterable[_Union[ApiKeyUse, _Mapping]]] = ...) -> None: ...
+
+class QuotaLine(_message.Message):
+    __slots__ = ("quota", "limit", "used", "total", "refused_count")
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    quota: str
+    limit: int
+    used: int
+    total: int
+    refused_count: int
+    def __init__(self, quota: _Optional[str] = ..., limit: _Optional[int] = ..., used: _Optional[int] = ..., total: _Optional[int] = ..., refused_count: _Optional[int] = ...) -> None: ...
+
+class ApiKeyUse(_message.Message):
+    __slots__ = ("key", "last_use_time")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LAST_USE_TIME_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    last_use_time: _timestamp_pb2.Timestamp
+    def __init__(self, key: _Optional[str] = ..., last_use_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...

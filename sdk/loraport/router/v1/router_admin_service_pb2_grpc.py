@@ -60,6 +60,11 @@ class RouterAdminServiceStub:
                 request_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.DrainExecutorRequest.SerializeToString,
                 response_deserializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.DrainExecutorResponse.FromString,
                 _registered_method=True)
+        self.GetQuotaUsage = channel.unary_unary(
+                '/loraport.router.v1.RouterAdminService/GetQuotaUsage',
+                request_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetQuotaUsageRequest.SerializeToString,
+                response_deserializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.QuotaUsage.FromString,
+                _registered_method=True)
 
 
 class RouterAdminServiceServicer:
@@ -104,6 +109,14 @@ class RouterAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetQuotaUsage(self, request, context):
+        """Returns what a tenant has used of its quotas. Idempotent. Errors: `PERMISSION_DENIED` (`NOT_ALLOWED`); `NOT_FOUND`
+        (`TENANT_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +144,11 @@ def add_RouterAdminServiceServicer_to_server(servicer, server):
                     servicer.DrainExecutor,
                     request_deserializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.DrainExecutorRequest.FromString,
                     response_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.DrainExecutorResponse.SerializeToString,
+            ),
+            'GetQuotaUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetQuotaUsage,
+                    request_deserializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetQuotaUsageRequest.FromString,
+                    response_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.QuotaUsage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +287,33 @@ class RouterAdminService:
             '/loraport.router.v1.RouterAdminService/DrainExecutor',
             loraport_dot_router_dot_v1_dot_router__admin__service__pb2.DrainExecutorRequest.SerializeToString,
             loraport_dot_router_dot_v1_dot_router__admin__service__pb2.DrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetQuotaUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.router.v1.RouterAdminService/GetQuotaUsage',
+            loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetQuotaUsageRequest.SerializeToString,
+            loraport_dot_router_dot_v1_dot_router__admin__service__pb2.QuotaUsage.FromString,
             options,
             channel_credentials,
             insecure,
