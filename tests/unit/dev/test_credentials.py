@@ -1,9 +1,13 @@
 import stat
+import time
 from pathlib import Path
 
-from loraport.bundle.envelope import SigningKey
-from loraport.dev.credentials import ensure_credentials, s3_credentials, write_private
+from loraport.bundle.envelope import SigningKey, sign_envelope
+from loraport.dev.credentials import ensure_credentials, ensure_trust, s3_credentials, write_private
 from loraport.dev.layout import Layout
+from loraport.trust.edit import first_root
+from loraport.trust.files import write_root
+from loraport.trust.root import PAYLOAD_TYPE, Role
 from services.shared.trust import TrustStore
 
 
@@ -51,3 +55,35 @@ def test_a_private_file_is_replaced_whole(tmp_path: Path) -> None:
     write_private(path, b"new")
     assert path.read_bytes() == b"new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]
+
+
+def test_a_stack_of_before_goes_on_with_its_keys(tmp_path: Path) -> None:
+    layout = Layout.at(tmp_path)
+    layout.trust.mkdir(parents=True)
+    before = {role: SigningKey.generate() for role in ("registry", "loader", "router")}
+    for role, key in before.items():
+        key.save(layout.trust / f"{role}.key")
+        (layout.trust / f"{role}.pub").write_bytes(key.public_pem)
+    ensure_credentials(layout, [])
+    trust = TrustStore.load(layout.trust)
+    for role, key in before.items():
+        assert set(trust.keys(role)) == {key.key_id}
+    assert len({key for role in ("root", "timestamp", *before) for key in trust.keys(role)}) == 5
+    assert not list(layout.trust.glob("*.pub"))
+
+
+def test_a_root_is_signed_anew_before_it_ends(tmp_path: Path) -> None:
+    layout = Layout.at(tmp_path)
+    layout.trust.mkdir(parents=True)
+    keys = {role: SigningKey.generate() for role in Role}
+    for role, key in keys.items():
+        key.save(layout.trust / f"{role}.key")
+    ending = first_root({role: [key.public_pem] for role, key in keys.items()}, now=int(time.time()), life_s=20 * 86400)
+    write_root(layout.trust, ending, sign_envelope(PAYLOAD_TYPE, ending.body(), keys[Role.ROOT]))
+    ensure_trust(layout)
+    trust = TrustStore.load(layout.trust)
+    assert trust.version == 2
+    assert trust.root.expires > ending.expires
+    assert set(trust.keys("registry")) == {keys[Role.REGISTRY].key_id}
+    ensure_trust(layout)
+    assert TrustStore.load(layout.trust).version == 2
