@@ -11,6 +11,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loraport.bundle.base import ModuleKind
 from loraport.bundle.digest import sha256_digest
 from loraport.bundle.identity import tensor_names
 from loraport.bundle.safetensors_header import PREFIX_BYTES, Header, TensorEntry, header_length, parse_header
@@ -40,12 +41,13 @@ class HostTensor:
 
 @dataclass(frozen=True, slots=True)
 class HostModule:
-    """One adapted linear: out += scaling * B @ A @ in."""
+    """One adapted linear: out += scaling * B @ A @ in; or an embedding, whose A has a column per token."""
 
     rank: int
     scaling: float
     a: HostTensor
     b: HostTensor
+    kind: ModuleKind = "linear"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,12 @@ def _read_header(view: memoryview, limits: Limits) -> Header:
 
 
 def _take_module(module: SignedModule, entries: dict[str, TensorEntry], payload: memoryview) -> HostModule:
-    a_name, b_name = tensor_names(module.path)
+    # The table has shapes, the names say which kind of module has them; staging compares that with the model.
+    kind: ModuleKind = "embedding" if tensor_names(module.path, "embedding")[0] in entries else "linear"
+    a_name, b_name = tensor_names(module.path, kind)
     a = _take_tensor(a_name, (module.rank, module.in_features), entries, payload)
     b = _take_tensor(b_name, (module.out_features, module.rank), entries, payload)
-    return HostModule(module.rank, module.scaling, a, b)
+    return HostModule(module.rank, module.scaling, a, b, kind)
 
 
 def _take_tensor(name: str, shape: tuple[int, int], entries: dict[str, TensorEntry], payload: memoryview) -> HostTensor:

@@ -117,7 +117,7 @@ def _variants(kit: Kit) -> Iterator[Case]:
             table + "A": np.ones((2, rows), np.float32),
             table + "B": np.ones((hidden, 2), np.float32),
         }
-        codes = "UNSUPPORTED_MODULE TARGET_MISMATCH" + (" SHAPE_MISMATCH" if rows != vocab else "")
+        codes = "TARGET_MISMATCH" + (" SHAPE_MISMATCH" if rows != vocab else "")
         yield kit.tensed("B8", f"variant in the file: LoRA on the {what}", codes, "model.embed_tokens", values)
 
 

@@ -65,11 +65,18 @@ def make_adapter(base: PreTrainedModel, folder: Path, *, seed: int, gain: float 
         with torch.no_grad():
             for module in model.modules():
                 if isinstance(module, LoraLayer):
-                    a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
+                    a, b = factors(module)
                     a.normal_(0, a.shape[1] ** -0.5)
                     b.normal_()
                     b *= gain * module.get_base_layer().weight.norm() / (module.scaling["default"] * (b @ a)).norm()
         model.save_pretrained(folder, save_embedding_layers=False)
+
+
+def factors(module: LoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return A and B of an adapted linear or embedding."""
+    if "default" in module.lora_embedding_A:
+        return module.lora_embedding_A["default"], module.lora_embedding_B["default"]
+    return module.lora_A["default"].weight, module.lora_B["default"].weight
 
 
 def with_adapter(base: PreTrainedModel, folder: Path) -> Any:
@@ -116,7 +123,7 @@ def read_bundle(base: PreTrainedModel, folder: Path) -> Bundle:
     modules = []
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
-            a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
+            a, b = factors(module)
             path = name.removeprefix("base_model.model.")
             modules.append(SignedModule(path, a.shape[0], module.scaling["default"], a.shape[1], b.shape[0]))
     weights = (folder / "adapter_model.safetensors").read_bytes()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loraport.bundle.base import BaseSpec
+from loraport.bundle.base import BaseSpec, ModuleKind
 from loraport.bundle.canonical import canonical
 from loraport.bundle.digest import parse_digest, sha256_digest
 from loraport.bundle.verdict import ModuleEntry
@@ -66,8 +66,10 @@ def module_to_json(module: ModuleEntry) -> dict[str, Any]:
     }
 
 
-def tensor_names(path: str) -> tuple[str, str]:
-    """Returns the names of A and B of a linear module in the "peft" naming."""
+def tensor_names(path: str, kind: ModuleKind = "linear") -> tuple[str, str]:
+    """Returns the names of A and B of a module in the "peft" naming."""
+    if kind == "embedding":
+        return f"base_model.model.{path}.lora_embedding_A", f"base_model.model.{path}.lora_embedding_B"
     return f"base_model.model.{path}.lora_A.weight", f"base_model.model.{path}.lora_B.weight"
 
 

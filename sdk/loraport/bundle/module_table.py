@@ -185,8 +185,9 @@ def _check_against_config(
     if not targets.checkable:
         text = "target_modules or exclude_modules is a pattern or missing and was not evaluated"
         return [*warnings, Violation("TARGET_NOT_CHECKED", text, "target_modules")]
+    kinds = {module.path: module.kind for module in base.modules}
     for path in sorted(parts):
-        if not targets.matches(path):
+        if not targets.matches(path, kinds[path]):
             violations.append(Violation("TARGET_MISMATCH", f"the file adapts {path}, the config does not", path))
     for module in base.modules if targets.lists_modules else ():
         if module.kind in limits.supported_kinds and module.path not in parts and targets.matches(module.path):

@@ -9,6 +9,7 @@ paths differ only there are not known, and a KEY with dots that names no module 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from loraport.bundle.base import ModuleKind
 from loraport.bundle.peft_config import PeftConfig
 from loraport.bundle.verdict import Violation
 
@@ -65,13 +66,13 @@ class Targets:
         self.checkable = isinstance(exclude, tuple) and (isinstance(target, tuple) or self._all_linear)
         self.lists_modules = isinstance(target, tuple)
 
-    def matches(self, path: str) -> bool:
+    def matches(self, path: str, kind: ModuleKind = "linear") -> bool:
         """Says whether the module at `path` is targeted."""
         ends = suffixes(path)
         if not self._excluded.isdisjoint(ends):
             return False
         if self._all_linear:
-            return path not in OUTPUT_HEADS
+            return path not in OUTPUT_HEADS and kind == "linear"
         if path in self._names:
             return True  # PEFT does not filter a full path by layer
         if self._names.isdisjoint(ends):

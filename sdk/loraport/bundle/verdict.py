@@ -38,7 +38,7 @@ class Limits:
     # Denormal numbers slow CPU arithmetic many-fold, so a file full of them is worth a warning.
     max_denormal_share: float = 0.01
     # Kinds of module that the executors can serve.
-    supported_kinds: frozenset[ModuleKind] = frozenset({"linear"})
+    supported_kinds: frozenset[ModuleKind] = frozenset({"linear", "embedding"})
     # The dtype the weights are cast to on the device; None when any of the three may be chosen later.
     serving_dtype: str | None = None
     # Violations beyond this number are counted, not listed.
@@ -51,6 +51,8 @@ DEFAULT_LIMITS = Limits()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleEntry:
     """One adapted module: out += scaling * B @ A @ in, A is (rank, in_features), B is (out_features, rank).
+
+    For an embedding, `in` is one-hot over the vocabulary: A has a column per token.
 
     `alpha` is the shortest decimal text of lora_alpha ("16", "22.6"). `a_name` and `b_name` are the
     tensor names in the weights file.

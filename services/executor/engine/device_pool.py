@@ -18,7 +18,7 @@ import torch
 from services.executor.engine.staging import Staged
 from services.executor.kernels.layout import GroupSpec, RowLayout, page_rows
 from services.executor.kernels.shrink_expand import Bank
-from services.executor.model.lora_linear import GroupAdapter, LoraBatch, base_batch, make_batch
+from services.executor.model.lora_linear import EmbeddingAdapter, GroupAdapter, LoraBatch, base_batch, make_batch
 
 # What adapters are kept and computed in on a CPU, whatever the base's dtype: nothing of a published number is lost, and
 # no CPU path is faster in another.
@@ -29,8 +29,8 @@ _KEPT_BATCHES = 4
 
 
 def page_bytes(groups: Sequence[GroupSpec], *, rows_per_page: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one page over all groups and layers."""
-    return sum(g.values_per_rank for g in groups) * rows_per_page * dtype.itemsize
+    """Return the bytes of one page over all groups of linears and all layers."""
+    return sum(g.values_per_rank for g in groups if g.kind == "linear") * rows_per_page * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class _Bound:
 
     pages: tuple[int, ...]
     groups: Mapping[str, GroupAdapter]
+    embedding: EmbeddingAdapter | None
     generation: int
 
 
@@ -55,7 +56,7 @@ class DevicePool:
         device: str = "cpu",
         poison: bool = False,
     ) -> None:
-        self.groups = tuple(groups)
+        self.groups = tuple(g for g in groups if g.kind == "linear")
         self.rows_per_page = rows_per_page
         self._poison = poison
         self._device_type = torch.device(device).type
@@ -64,7 +65,7 @@ class DevicePool:
         self._batches: dict[tuple[RowLayout, tuple[int, ...]], LoraBatch] = {}
         rows = page_count * rows_per_page
         self.banks: dict[str, Bank] = {}
-        for g in groups:
+        for g in self.groups:
             subs, wide = len(g.out_features), sum(g.out_features)
             self.banks[g.name] = Bank(
                 torch.zeros(g.layers, rows, subs, g.in_features, dtype=dtype, device=device),
@@ -127,7 +128,9 @@ class DevicePool:
             rows = page_rows(pages, rank=part.rank, rows_per_page=self.rows_per_page)
             # Rank rows above a module's own rank are zero, so its first row's scaling is the module's.
             groups[name] = GroupAdapter(self.banks[name], rows, part.scale[:, 0].tolist())
-        self._bound[staged.revision_id] = _Bound(pages, groups, self._generation)
+        part = staged.embedding
+        embedding = None if part is None else EmbeddingAdapter(part.a, part.b, part.scaling)
+        self._bound[staged.revision_id] = _Bound(pages, groups, embedding, self._generation)
 
     def arrange(self, layout: RowLayout, revisions: tuple[str, ...]) -> LoraBatch:
         """Return the adapters of a step's rows. `revisions[i]` is adapter i of the layout.
@@ -141,7 +144,13 @@ class DevicePool:
         key = (layout, tuple(b.generation for b in bound))
         batch = self._batches.get(key)
         if batch is None:
-            batch = make_batch(layout, self.banks, [b.groups for b in bound], device_type=self._device_type)
+            batch = make_batch(
+                layout,
+                self.banks,
+                [b.groups for b in bound],
+                embeddings=[b.embedding for b in bound],
+                device_type=self._device_type,
+            )
             while len(self._batches) >= _KEPT_BATCHES:
                 del self._batches[next(iter(self._batches))]
             self._batches[key] = batch

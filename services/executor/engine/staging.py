@@ -28,13 +28,31 @@ class StagedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedEmbedding:
+    """The part of the token embedding. Shapes: a [vocab, rank], a row per token; b [rank, hidden]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scaling: float
+
+    @property
+    def size_bytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class Staged:
-    """A revision ready to be copied to pages. `rank` is its largest rank."""
+    """A revision ready to be copied to pages.
+
+    `rank` is how many rank rows of pages it takes: its largest rank, and as many more as the bytes of its embedding are
+    worth, which is kept beside the pages (in them it would make every page larger by the vocabulary).
+    """
 
     revision_id: str
     rank: int
     size_bytes: int
     groups: Mapping[str, StagedGroup]
+    embedding: StagedEmbedding | None = None
 
 
 def stage(adapter: HostAdapter, groups: Sequence[GroupSpec], *, dtype: torch.dtype) -> Staged:
@@ -44,18 +62,37 @@ def stage(adapter: HostAdapter, groups: Sequence[GroupSpec], *, dtype: torch.dty
         Refused: ADAPTER_UNSUPPORTED (a module that the model has not, or other shapes), ADAPTER_NOT_FINITE (a value is
             NaN or infinite, or becomes so in the serving dtype).
     """
-    known = {path for g in groups for layer in g.paths for path in layer}
-    strange = sorted(set(adapter.modules) - known)
+    known = {path: group.kind for group in groups for layer in group.paths for path in layer}
+    strange = sorted(path for path, module in adapter.modules.items() if known.get(path) != module.kind)
     if strange or not adapter.modules:
         names = ", ".join(strange) or "(no modules at all)"
         raise Refused(RefusalReason.ADAPTER_UNSUPPORTED, f"modules that the model has not: {names:.500}")
-    staged = {}
+    staged, embedding = {}, None
     for group in groups:
-        part = _stage_group(adapter, group, dtype)
-        if part is not None:
+        if group.kind == "embedding":
+            embedding = _stage_embedding(adapter, group, dtype)
+        elif (part := _stage_group(adapter, group, dtype)) is not None:
             staged[group.name] = part
     size = sum(p.a.nbytes + sum(b.nbytes for b in p.b) for p in staged.values())
-    return Staged(adapter.revision_id, max(p.rank for p in staged.values()), size, staged)
+    rank = max((p.rank for p in staged.values()), default=0)
+    if embedding is not None:
+        size += embedding.size_bytes
+        row_bytes = sum(g.values_per_rank for g in groups if g.kind == "linear") * dtype.itemsize
+        rank += -(-embedding.size_bytes // row_bytes)
+    return Staged(adapter.revision_id, rank, size, staged, embedding)
+
+
+def _stage_embedding(adapter: HostAdapter, group: GroupSpec, dtype: torch.dtype) -> StagedEmbedding | None:
+    path, out = group.paths[0][0], group.out_features[0]
+    module = adapter.modules.get(path)
+    if module is None:
+        return None
+    if module.a.shape != (module.rank, group.in_features) or module.b.shape != (out, module.rank):
+        raise Refused(RefusalReason.ADAPTER_UNSUPPORTED, f"{path}: shapes do not fit the model")
+    a, b = (_tensor(t).to(dtype).t().contiguous() for t in (module.a, module.b))
+    if not all(bool(torch.isfinite(t).all()) for t in (a, b)):
+        raise Refused(RefusalReason.ADAPTER_NOT_FINITE, f"{path}: a value is not finite in {dtype}")
+    return StagedEmbedding(a, b, module.scaling)
 
 
 def _stage_group(adapter: HostAdapter, group: GroupSpec, dtype: torch.dtype) -> StagedGroup | None:

@@ -25,7 +25,7 @@ from services.executor.kernels.layout import GroupSpec
 from services.executor.model.config import ConfigUnsupported, context_limit, count, eos_ids
 from services.executor.model.families import TRANSFORMERS, refuse_foreign
 from services.executor.model.hf_check import check_structure, compare, record
-from services.executor.model.interface import HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
+from services.executor.model.interface import EMBEDDING_GROUP, HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
 from services.executor.model.lora_linear import LoraBatch
 
 ATTENTION = "loraport_paged"
@@ -93,6 +93,11 @@ class TransformersDecoder:
         self._weights = {}
         for group in self._groups:
             for index, (path,) in enumerate(group.paths):
+                if group.kind == "embedding":
+                    embedding = model.get_submodule(path)
+                    embedding.register_forward_hook(self._adapt_embedding)
+                    self._weights[path] = embedding.weight.data
+                    continue
                 swapped = LoraLinear(model.get_submodule(path), step=self._step, group=group.name, index=index)
                 model.set_submodule(path, swapped)
                 self._weights[path] = swapped.weight.data
@@ -112,6 +117,12 @@ class TransformersDecoder:
     def weight(self, path: str) -> torch.Tensor:
         """See `Decoder.weight`."""
         return self._weights[path]
+
+    def _adapt_embedding(self, module: nn.Module, given: tuple[torch.Tensor], out: torch.Tensor) -> None:
+        """A hook, since families scale embeddings in classes of their own; PEFT scales the adapter's part likewise."""
+        if self._step.lora is not None:
+            gain = float(getattr(module, "embed_scale", 1.0))
+            self._step.lora.add_embedding(out.view(-1, out.shape[-1]), given[0].view(-1), gain=gain)
 
     def hidden(self, packed: Packed) -> torch.Tensor:
         """See `Decoder.hidden`."""
@@ -141,9 +152,14 @@ class TransformersDecoder:
 def _groups(model: Any) -> Iterator[GroupSpec]:
     """Linears of one name and shape in all layers are one group; every other linear is a group of its own."""
     by_name: dict[tuple[str, int, int], list[str]] = {}
-    head = model.get_output_embeddings()
-    tied = head.weight is model.get_input_embeddings().weight
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head.weight is embedding.weight
     for path, module in model.named_modules():
+        if module is embedding:
+            vocab, hidden = module.weight.shape
+            yield GroupSpec(
+                name=EMBEDDING_GROUP, in_features=vocab, out_features=(hidden,), paths=((path,),), kind="embedding"
+            )
         if not isinstance(module, nn.Linear):
             continue
         if module is head:

@@ -17,7 +17,7 @@ from torch import nn
 
 from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
 from services.executor.model.config import SLIDING
-from services.executor.model.interface import Decoder, ModelInfo, ModelUnsupported, Packed
+from services.executor.model.interface import EMBEDDING_GROUP, Decoder, ModelInfo, ModelUnsupported, Packed
 from services.executor.model.lora_linear import LoraBatch
 
 _LENGTHS = (21, 9)
@@ -167,6 +167,9 @@ class _Uses:
 
     def add(self, group: str, layer: int, y: torch.Tensor, x: torch.Tensor) -> None:
         self._seen[group, layer] += 1 if len(x) == len(y) == self._rows else 2
+
+    def add_embedding(self, y: torch.Tensor, tokens: torch.Tensor, *, gain: float = 1.0) -> None:
+        self.add(EMBEDDING_GROUP, 0, y, tokens)
 
     def check(self, decoder: Decoder) -> None:
         names: Mapping[tuple[str, int], str] = {

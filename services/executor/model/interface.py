@@ -14,7 +14,7 @@ from services.executor.kernels.layout import GroupSpec
 from services.executor.model.attention import AttentionBatch
 from services.executor.model.lora_linear import LoraBatch
 
-HEAD_GROUP = "lm_head"
+HEAD_GROUP, EMBEDDING_GROUP = "lm_head", "embed_tokens"
 
 
 class ModelUnsupported(Exception):
@@ -55,7 +55,8 @@ class Decoder(Protocol):
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """The linears that take adapters, by shared input. The head's group is called HEAD_GROUP."""
+        """The modules that take adapters: linears by shared input, the head as HEAD_GROUP, the token embedding as
+        EMBEDDING_GROUP."""
 
     def weight(self, path: str) -> torch.Tensor:
         """Return the weight [out, in] of a module in `groups`: writing to it before the next step changes the model.

@@ -34,6 +34,20 @@ class GroupAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingAdapter:
+    """What one adapter adds to token embeddings. Shapes: a [vocab, rank], b [rank, hidden]; float32."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scaling: float
+
+    def add(self, y: torch.Tensor, tokens: torch.Tensor, gain: float) -> None:
+        """Add to y [rows, hidden], in place, rounded once."""
+        delta = (self.a.index_select(0, tokens) @ self.b).mul_(self.scaling * gain)
+        y.copy_(y + delta)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupBatch:
     """One group's part of a step: dense products for `many` runs of rows, one paged step for the rows `few`."""
 
@@ -62,6 +76,7 @@ class LoraBatch:
     layout: RowLayout
     groups: Mapping[str, GroupBatch]
     path: str
+    embeddings: tuple[tuple[slice, EmbeddingAdapter], ...] = ()
 
     def add(self, group: str, layer: int, y: torch.Tensor, x: torch.Tensor) -> None:
         """Add the adapters of `group` in `layer` to y, in place; base rows are untouched.
@@ -79,6 +94,14 @@ class LoraBatch:
         part.add(wide, x.float(), layer)
         y[low:] = wide[low:].to(y.dtype)
 
+    def add_embedding(self, y: torch.Tensor, tokens: torch.Tensor, *, gain: float = 1.0) -> None:
+        """Add the adapters of the token embedding to y, in place. Shapes: y [rows, hidden], tokens int64 [rows].
+
+        `gain` is the factor that the base's own embedding is multiplied by, where it has one.
+        """
+        for rows, adapter in self.embeddings:
+            adapter.add(y[rows], tokens[rows], gain)
+
 
 def base_batch(layout: RowLayout) -> LoraBatch:
     """Return the batch of a step without adapters."""
@@ -90,16 +113,23 @@ def make_batch(
     banks: Mapping[str, Bank],
     adapters: Sequence[Mapping[str, GroupAdapter]],
     *,
+    embeddings: Sequence[EmbeddingAdapter | None] = (),
     device_type: str,
 ) -> LoraBatch:
-    """Arrange a step. `adapters[i]` has adapter i of the layout, by the names of the groups that it touches."""
+    """Arrange a step. `adapters[i]` has adapter i of the layout, by the names of the groups that it touches;
+    `embeddings[i]` what it adds to token embeddings."""
     path = choose_path(layout, device_type=device_type)
     groups = {}
     for name, bank in banks.items():
         own = [adapter.get(name) for adapter in adapters]
         if any(own):
             groups[name] = _group_batch(layout.segments, bank, own)
-    return LoraBatch(layout, groups, path)
+    touched = []
+    for segment in layout.segments if any(embeddings) else ():
+        embedding = embeddings[segment.adapter]
+        if embedding is not None:
+            touched.append((slice(segment.start, segment.end), embedding))
+    return LoraBatch(layout, groups, path, tuple(touched))
 
 
 def _group_batch(segments: Sequence[Segment], bank: Bank, own: Sequence[GroupAdapter | None]) -> GroupBatch:

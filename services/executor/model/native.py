@@ -17,7 +17,7 @@ from torch.nn.functional import rms_norm, silu
 from services.executor.kernels.layout import GroupSpec
 from services.executor.model.config import ConfigUnsupported, NativeConfig, read_config
 from services.executor.model.families import NATIVE
-from services.executor.model.interface import HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
+from services.executor.model.interface import EMBEDDING_GROUP, HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
 from services.executor.model.lora_linear import LoraBatch
 from services.executor.model.products import Linear
 from services.executor.model.rope import rope_tables
@@ -93,6 +93,8 @@ class NativeDecoder:
     def weight(self, path: str) -> torch.Tensor:
         """See `Decoder.weight`. The view is part of the model until the next step."""
         group, index, sub = self._places[path]
+        if group.name == EMBEDDING_GROUP:
+            return self._embedding
         product: Linear = self._head if group.name == HEAD_GROUP else getattr(self._layers[index], group.name)
         self._thawed.append(product)
         return product.thaw().split(group.out_features)[sub]
@@ -105,6 +107,7 @@ class NativeDecoder:
         """See `Decoder.hidden`."""
         self._freeze()
         x = self._embedding.index_select(0, packed.tokens)
+        packed.lora.add_embedding(x, packed.tokens)
         cos = self._cos.index_select(0, packed.positions).unsqueeze(1)
         sin = self._sin.index_select(0, packed.positions).unsqueeze(1)
         turn = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -186,6 +189,15 @@ def _groups(config: NativeConfig) -> tuple[GroupSpec, ...]:
         ),
         GroupSpec(name="down", in_features=wide, out_features=(hidden,), paths=paths("mlp", "down_proj")),
     ]
+    groups.append(
+        GroupSpec(
+            name=EMBEDDING_GROUP,
+            in_features=config.vocab_size,
+            out_features=(hidden,),
+            paths=(("model.embed_tokens",),),
+            kind="embedding",
+        )
+    )
     if not config.tied:  # A tied head is the embedding itself; adapting it would be a different module.
         head = GroupSpec(name=HEAD_GROUP, in_features=hidden, out_features=(config.vocab_size,), paths=(("lm_head",),))
         groups.append(head)

@@ -129,14 +129,16 @@ def test_an_output_head_of_its_own_can_be_adapted() -> None:
     assert "UNSUPPORTED_TIED_HEAD" in codes(verify(settings, head, base=small_base(tied=True)))
 
 
-def test_an_embedding_is_refused_by_name_until_it_is_served() -> None:
+def test_an_embedding_is_a_module_unless_the_limits_leave_it_out() -> None:
     prefix = "base_model.model.model.embed_tokens.lora_embedding_"
     values = {prefix + "A": np.ones((2, VOCAB), np.float32), prefix + "B": np.ones((HIDDEN, 2), np.float32)}
     settings = config(target_modules=["embed_tokens"])
-    assert codes(verify(settings, weights(values))) == {"UNSUPPORTED_MODULE"}
-    limits = Limits(supported_kinds=frozenset({"linear", "embedding"}))
-    row = verify(settings, weights(values), limits=limits).modules[0]
+    linear_only = Limits(supported_kinds=frozenset({"linear"}))
+    assert codes(verify(settings, weights(values), limits=linear_only)) == {"UNSUPPORTED_MODULE"}
+    row = verify(settings, weights(values)).modules[0]
     assert (row.path, row.in_features, row.out_features) == ("model.embed_tokens", VOCAB, HIDDEN)
+    # PEFT's all-linear takes no embedding, and would leave these tensors unread.
+    assert "TARGET_MISMATCH" in codes(verify(config(target_modules="all-linear"), weights(values)))
     grown = {**values, prefix + "A": np.ones((2, VOCAB + 1), np.float32)}
     assert "SHAPE_MISMATCH" in codes(verify(settings, weights(grown)))
 

@@ -48,11 +48,13 @@ def test_chunks_and_single_tokens_give_transformers_logits(made, name: str, path
 
 
 def _adapters(root: Path, base: Any) -> dict[str, Any]:
-    """All linears; every second one with its own rank and rsLoRA; and the output head where it is a module."""
+    """All linears; every second with its own rank and rsLoRA; the embedding; the output head where it is a module."""
     names = linears(base)
+    embedding = next(path for path, module in base.named_modules() if module is base.get_input_embeddings())
     wanted = {
         "all": {"r": 5, "lora_alpha": 7, "target_modules": names},
         "some": {"r": 3, "lora_alpha": 4, "target_modules": names[::2], "use_rslora": True, "rank_pattern": {names[0]: 9}},
+        "embedding": {"r": 4, "lora_alpha": 6, "target_modules": [embedding.rpartition(".")[2], names[0]]},
     }  # fmt: skip
     if base.get_output_embeddings().weight is not base.get_input_embeddings().weight:
         wanted["head"] = {"r": 2, "lora_alpha": 3, "target_modules": ["lm_head", names[-1]], "gain": 0.9}
