@@ -13,7 +13,7 @@ TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 # CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
 TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-registry clean
+.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-refusals bench-registry clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ lock: setup ## rewrite constraints.txt from what is installed (torch stays out o
 
 bench-cold-load: setup ## measure cold loads into host memory and its hand-over
 	@$(BIN)/python -m bench.cold_load
+
+bench-refusals: setup ## measure what refusing malformed bundles costs in time and memory
+	@$(BIN)/python -m bench.refusals
 
 bench-registry: setup ## measure a registry of 100,000 revisions: resolve, list, register, catalog watch
 	@$(BIN)/python -m bench.registry
