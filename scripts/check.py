@@ -22,6 +22,7 @@ TYPED = (
     "services/loader/disk_tier.py",
     "services/loader/fetch",
     "services/loader/host_tier.py",
+    "services/loader/quota.py",
     "services/loader/stages.py",
     "services/router",
     "services/executor/adapter_pool.py",

@@ -47,6 +47,20 @@ class TurnLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """What is let in, beside the rules of the format."""
+
+    # Largest scaling * |A| * |B| (Frobenius norms) of a module; 0 for no limit. See docs/adr/0012-update-norm.md.
+    max_update_norm: float = 2.0**14
+    # Bytes of weights that a tenant may upload and have imported in 24 hours; 0 for no limit.
+    tenant_bytes_per_day: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.max_update_norm, self.tenant_bytes_per_day) < 0:
+            raise ValueError("max_update_norm and tenant_bytes_per_day must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderConfig:
     """Fields of the configuration file. Sizes in bytes, times in seconds, addresses `host:port`."""
 
@@ -85,6 +99,8 @@ class LoaderConfig:
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     # Largest weights file that is let in.
     max_weights_bytes: int = 1 << 30
+    # What is let in.
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     # Loads, uploads and imports at a time.
     turns: TurnLimits = field(default_factory=TurnLimits)
     # Where bundles may be imported from.
@@ -101,5 +117,7 @@ class LoaderConfig:
             raise ValueError("budgets and sizes must be at least 1")
         if min(self.lease_ttl_s, self.upload_idle_s) <= 0 or min(self.bad_digest_ttl_s, self.drain_s) < 0:
             raise ValueError("times must be above 0 (bad_digest_ttl_s and drain_s may be 0)")
+        if 0 < self.admission.tenant_bytes_per_day < self.max_weights_bytes:
+            raise ValueError("admission.tenant_bytes_per_day must be 0 or at least max_weights_bytes")
         if self.s3_quarantine_bucket == self.s3_verified_bucket:
             raise ValueError("quarantine and verified bytes need different buckets")

@@ -7,13 +7,13 @@ Whatever an upload contains, the answer is a list of violations, not an exceptio
 import hashlib
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from loraport.bundle.base import BaseSpec, base_id
 from loraport.bundle.digest import PREFIX
 from loraport.bundle.manifest import CONFIG_NAME, WEIGHTS_NAME, Manifest
-from loraport.bundle.verdict import DEFAULT_LIMITS, Verdict, Violation
+from loraport.bundle.verdict import Limits, Verdict, Violation
 from loraport.bundle.verify import verify_bundle
 from services.loader.ports import ObjectMissing, ObjectStore
 from services.loader.receive import MAX_CONFIG_BYTES, open_spool, spool
@@ -55,7 +55,7 @@ def examine(
     session: UploadSession,
     manifest: Manifest,
     base: BaseSpec,
-    max_weights_bytes: int,
+    limits: Limits,
     spool_dir: str | None,
 ) -> Findings:
     """Reads both files from quarantine and judges them.
@@ -77,7 +77,7 @@ def examine(
             weights,
             base=base,
             tenant=session.tenant,
-            limits=replace(DEFAULT_LIMITS, max_file_bytes=max_weights_bytes),
+            limits=limits,
             training=manifest.training,
         )
     except BaseException:

@@ -10,17 +10,19 @@ import contextlib
 import io
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from loraport.bundle.base import BaseSpec
 from loraport.bundle.envelope import Signer
 from loraport.bundle.manifest import Manifest
+from loraport.bundle.verdict import DEFAULT_LIMITS
 from services.loader.examine import Findings, examine, promote, verification_of
 from services.loader.manifests import read_manifest
 from services.loader.measure import measured
 from services.loader.ports import ObjectStore, RegistryPort
+from services.loader.quota import ByteQuota
 from services.loader.receive import PATIENCE_S, Part, Received, first_envelope, read_session, receive
 from services.loader.slots import Slots
 from services.loader.stages import Act, Broke, Ended, Event, IntakeLife, IntakeState, Refused, Report
@@ -55,6 +57,7 @@ class IntakeLimits:
     verifier: str
     max_weights_bytes: int
     spool_dir: str | None
+    max_update_norm: float = DEFAULT_LIMITS.max_update_norm
 
 
 @dataclass(slots=True)
@@ -94,6 +97,7 @@ class Intake:
         clock: Clock,
         slots: Slots,
         limits: IntakeLimits,
+        quota: ByteQuota | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
@@ -102,6 +106,7 @@ class Intake:
         self._clock = clock
         self._slots = slots
         self._limits = limits
+        self._quota = quota or ByteQuota(0)
         # Quarantine keys begin with the loader's name and this run, so that a sweep never meets a running upload.
         self._run = f"{limits.verifier}/{uuid.uuid4().hex}"
         self._turns = Slots(None, per_key=1)  # of revisions, and of digests
@@ -111,8 +116,8 @@ class Intake:
         """Takes one upload from its session to the registry's answer.
 
         Raises:
-            LoraportError: INVALID_REQUEST, INVALID_SESSION, UPLOAD_TOO_LARGE, OVERLOADED, STORAGE_FULL,
-                STORE_UNAVAILABLE, REGISTRY_UNAVAILABLE, or the registry's own reason for taking no result.
+            LoraportError: INVALID_REQUEST, INVALID_SESSION, UPLOAD_TOO_LARGE, OVERLOADED, QUOTA_EXCEEDED,
+                STORAGE_FULL, STORE_UNAVAILABLE, REGISTRY_UNAVAILABLE, or the registry's reason for taking no result.
         """
         envelope = await first_envelope(parts)
         return await self._take(envelope, lambda _: parts, lambda _: None, PATIENCE_S)
@@ -154,6 +159,7 @@ class Intake:
                 if outcome is not None:
                     return outcome
                 base = await self._registry.base_spec(session.base_model)
+                self._charge(session)
             resolved = clock.monotonic()
             observe(Report("RESOLVE", (resolved - started) * 1000, 0))
             with measured("intake", "FETCH", clock):
@@ -203,6 +209,16 @@ class Intake:
                 await turn.enter_async_context(self._slots.hold(tenant))
         except TimeoutError:
             raise LoraportError("OVERLOADED", "other uploads are running", retry_after_s=5.0) from None
+
+    def _charge(self, session: UploadSession) -> None:
+        wait_s = self._quota.charge(session.tenant, session.weights_size, now=self._clock.monotonic())
+        if wait_s:
+            raise LoraportError(
+                "QUOTA_EXCEEDED",
+                f"the tenant's bytes of a day are used up; {session.weights_size} more are too many for now",
+                retry_after_s=wait_s,
+                quota=(f"tenants/{session.tenant}", "bytes of weights uploaded and imported in 24 hours"),
+            )
 
     async def _look_up(self, session: UploadSession) -> tuple[Manifest, Outcome | None]:
         """Returns the signed manifest, and the outcome if the revision's bytes have been judged already."""
@@ -289,7 +305,11 @@ class Intake:
             session=job.session,
             manifest=job.manifest,
             base=job.base,
-            max_weights_bytes=self._limits.max_weights_bytes,
+            limits=replace(
+                DEFAULT_LIMITS,
+                max_file_bytes=self._limits.max_weights_bytes,
+                max_update_norm=self._limits.max_update_norm,
+            ),
             spool_dir=self._limits.spool_dir,
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 
 import structlog
 
@@ -16,6 +17,7 @@ from services.loader.host_tier import HostTier
 from services.loader.imports import Imports
 from services.loader.intake import Intake, IntakeLimits
 from services.loader.ports import ObjectStore, RegistryPort
+from services.loader.quota import ByteQuota
 from services.loader.registry_client import RegistryClient
 from services.loader.resolve import Resolver
 from services.loader.servicer import LoaderServicer
@@ -81,9 +83,8 @@ class LoaderService:
             trusted=trusted,
             clock=clock,
             slots=Slots(config.turns.uploads, per_key=config.turns.uploads_per_tenant),
-            limits=IntakeLimits(
-                verifier=config.name, max_weights_bytes=config.max_weights_bytes, spool_dir=config.spool_dir
-            ),
+            limits=_intake_limits(config),
+            quota=ByteQuota(config.admission.tenant_bytes_per_day),
         )
         self._imports = Imports(
             self.intake, config.imports, transport=transport, clock=clock, max_fetches=config.turns.uploads
@@ -170,6 +171,15 @@ class LoaderService:
             await asyncio.sleep(min(EXPIRY_S, ttl / 4))
             with contextlib.suppress(LoraportError):
                 self.host.expire_leases(idle_s=ttl)
+
+
+def _intake_limits(config: LoaderConfig) -> IntakeLimits:
+    return IntakeLimits(
+        verifier=config.name,
+        max_weights_bytes=config.max_weights_bytes,
+        spool_dir=config.spool_dir,
+        max_update_norm=config.admission.max_update_norm or math.inf,
+    )
 
 
 async def build(config: LoaderConfig, *, transport: Transport | None = None) -> LoaderService:

@@ -57,6 +57,7 @@ PURE = (
     "services.loader.fetch.limits",
     "services.loader.fetch.sources",
     "services.loader.host_tier",
+    "services.loader.quota",
     "services.loader.stages",
     "services.router.answers",
     "services.router.catalog_view",

@@ -226,6 +226,12 @@ def _values(kit: Kit) -> Iterator[Case]:
     yield kit.tensed("G3", "value: nothing but NaN", "NON_FINITE", a_name(V1), everywhere)
     huge = kit.tensors | {name: np.full_like(kit.tensors[name], 3e38) for name in (a_name(V0), b_name(V0))}
     yield kit.tensed("G3", "value: a product that overflows", "UPDATE_OVERFLOW", V0, huge)
+    for what, factor in {"a thousand times": 1e3, "a billion times": 1e9}.items():
+        values = {
+            name: value * np.float32(factor) if name in (a_name(V0), b_name(V0)) else value
+            for name, value in kit.tensors.items()
+        }
+        yield kit.tensed("G3", f"value: A and B {what} too large", "UPDATE_NORM", V0, values)
     last = b_name(V1)
     begin, end = kit.header()[0][last]["data_offsets"]
     header, data = kit.header()

@@ -72,6 +72,7 @@ VIOLATIONS: dict[str, str] = {
     "NON_FINITE": "a tensor holds NaN or infinity",
     "VALUE_OVERFLOW": "a value becomes infinite in the dtype that is served",
     "UPDATE_OVERFLOW": "the scaled product of A and B can overflow",
+    "UPDATE_NORM": "the scaled product of A and B is far larger than any honest one",
     # Known to the format, but not served
     "UNSUPPORTED_PEFT_TYPE": "another kind of adapter than LORA",
     "UNSUPPORTED_FORMAT": "files of another tool, which must be exported to the PEFT format first",

@@ -1,9 +1,10 @@
-"""What the numbers of a tensor are: finite, large, denormal or all zero; by their bit patterns.
+"""What the numbers of a tensor are: finite, large, denormal or all zero, by their bit patterns; and its norm.
 
 Sign cleared, the bits of an IEEE float taken as an integer rise with its magnitude, so one maximum
 answers for overflow, infinity and NaN, and a comparison counts the denormals.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ class TensorScan:
     A piece is a whole number of elements; pieces come in order.
     """
 
-    __slots__ = ("_layout", "count", "denormals", "non_finite", "peak_bits", "tensor")
+    __slots__ = ("_layout", "count", "denormals", "non_finite", "peak_bits", "squares", "tensor")
 
     def __init__(self, tensor: TensorEntry) -> None:
         self.tensor = tensor
@@ -51,6 +52,7 @@ class TensorScan:
         self.denormals = 0
         self.non_finite = 0
         self.peak_bits = 0
+        self.squares = 0.0
 
     def add(self, piece: memoryview) -> None:
         """Looks at the next elements."""
@@ -64,19 +66,33 @@ class TensorScan:
         self.peak_bits = max(self.peak_bits, peak)
         if peak >= layout.infinity:
             self.non_finite += int(np.count_nonzero(bits >= layout.integer(layout.infinity)))
+        else:
+            numbers = _magnitudes(bits, self.tensor.dtype).astype(np.float64)
+            self.squares += float(numbers @ numbers)
         small = int(np.count_nonzero(bits < layout.integer(layout.least_normal)))
         if small:
             self.denormals += small - (bits.size - int(np.count_nonzero(bits)))
+
+    @property
+    def norm(self) -> float:
+        """The Frobenius norm, not less than the true one but for rounding; of a finite tensor only."""
+        return math.sqrt(self.squares)
 
     @property
     def peak(self) -> float:
         """The largest magnitude, as a number; infinity when the tensor is not finite."""
         if self.peak_bits >= self._layout.infinity:
             return float("inf")
-        if self.tensor.dtype == "F16":
-            return float(np.uint16(self.peak_bits).view(np.float16))
-        shift = 16 if self.tensor.dtype == "BF16" else 0
-        return float(np.uint32(self.peak_bits << shift).view(np.float32))
+        bits = np.array([self.peak_bits], dtype=self._layout.integer)
+        return float(_magnitudes(bits, self.tensor.dtype)[0])
+
+
+def _magnitudes(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns the numbers that have these bit patterns."""
+    if dtype == "F16":
+        return bits.view(np.float16)
+    wide = bits.astype(np.uint32) << np.uint32(16) if dtype == "BF16" else bits
+    return wide.view(np.float32)
 
 
 def judge_values(
@@ -96,9 +112,15 @@ def judge_values(
     for module in modules:
         a, b = by_name[module.a_name], by_name[module.b_name]
         bound = module.scaling * module.rank * a.peak * b.peak
-        if not a.non_finite and not b.non_finite and bound > MAX_UPDATE:
+        if a.non_finite or b.non_finite:
+            continue
+        norm = module.scaling * a.norm * b.norm
+        if bound > MAX_UPDATE:
             detail = f"{module.path}: an entry of scaling * B @ A may be as large as {bound:.3g}"
             violations.append(Violation("UPDATE_OVERFLOW", detail, module.path))
+        elif norm > limits.max_update_norm:
+            detail = f"{module.path}: scaling * |A| * |B| is {norm:.4g}, the limit is {limits.max_update_norm:.6g}"
+            violations.append(Violation("UPDATE_NORM", detail, module.path))
     return violations, [*_no_effect(by_name, modules), *_denormals(scans, limits)]
 
 

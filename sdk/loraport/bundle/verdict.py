@@ -35,6 +35,9 @@ class Limits:
     max_file_bytes: int = 1024**3
     # An honest adapter's alpha / r is below ten; a larger factor makes any B a wrecking ball.
     max_scaling: float = 64.0
+    # scaling * |A| * |B| (Frobenius norms) of a module, which no norm of its update exceeds. Honest ones stay below a
+    # few thousand; see docs/adr/0012-update-norm.md. Infinity: no limit but UPDATE_OVERFLOW's.
+    max_update_norm: float = 2.0**14
     # Denormal numbers slow CPU arithmetic many-fold, so a file full of them is worth a warning.
     max_denormal_share: float = 0.01
     # Kinds of module that the executors can serve.

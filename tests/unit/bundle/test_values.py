@@ -8,6 +8,8 @@ import pytest
 
 from loraport.bundle.base import BaseModule
 from loraport.bundle.digest import sha256_digest
+from loraport.bundle.safetensors_header import TensorEntry
+from loraport.bundle.tensor_values import TensorScan
 from loraport.bundle.verdict import Limits
 from loraport.bundle.verify import CHUNK_BYTES
 from tests.bundle_files import (
@@ -25,6 +27,8 @@ from tests.bundle_files import (
     warned,
     weights,
 )
+
+ANY_NORM = Limits(max_update_norm=float("inf"))
 
 
 def with_value(value: float, *, name: str = a_name(Q1), at: tuple[int, int] = (1, 5)) -> dict[str, np.ndarray]:
@@ -62,17 +66,48 @@ def test_values_beyond_a_chunk_are_looked_at() -> None:
 
 def test_a_value_that_overflows_the_served_dtype() -> None:
     values = weights(with_value(70_000.0))
-    assert codes(verify(content=values)) == set()
-    assert codes(verify(content=values, limits=Limits(serving_dtype="BF16"))) == set()
-    assert codes(verify(content=values, limits=Limits(serving_dtype="F16"))) == {"VALUE_OVERFLOW"}
-    assert codes(verify(content=weights(with_value(65_519.0)), limits=Limits(serving_dtype="F16"))) == set()
+    assert codes(verify(content=values, limits=ANY_NORM)) == set()
+    assert codes(verify(content=values, limits=replace(ANY_NORM, serving_dtype="BF16"))) == set()
+    assert codes(verify(content=values, limits=Limits(serving_dtype="F16"))) == {
+        "UPDATE_NORM",
+        "VALUE_OVERFLOW",
+    }
+    almost = weights(with_value(65_519.0))
+    assert codes(verify(content=almost, limits=replace(ANY_NORM, serving_dtype="F16"))) == set()
     largest = weights(with_value(3.4e38, name=b_name(Q0), at=(0, 0)))
     assert "VALUE_OVERFLOW" in codes(verify(content=largest, limits=Limits(serving_dtype="BF16")))
 
 
 def test_an_update_that_can_overflow() -> None:
     assert codes(verify(content=weights(with_value(1e35)))) == {"UPDATE_OVERFLOW"}
-    assert codes(verify(content=weights(with_value(1e20)))) == set()
+    assert codes(verify(content=weights(with_value(1e20)), limits=ANY_NORM)) == set()
+    assert codes(verify(content=weights(with_value(1e20)))) == {"UPDATE_NORM"}
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_the_norm_of_an_update_has_a_limit(dtype: str) -> None:
+    values = tensors()
+    module = next(m for m in verify(content=weights(values, dtype)).modules if m.path == Q0)
+    stored = {name: _as_stored(values[name], dtype) for name in (a_name(Q0), b_name(Q0))}
+    norms = [float(np.linalg.norm(value.astype(np.float64))) for value in stored.values()]
+    bound = module.scaling * norms[0] * norms[1]
+    update = module.scaling * stored[b_name(Q0)].astype(np.float64) @ stored[a_name(Q0)].astype(np.float64)
+    assert np.linalg.norm(update, 2) <= np.linalg.norm(update) <= bound * (1 + 1e-12), "no norm of it is larger"
+    for limit, refused in ((bound * (1 + 1e-9), False), (bound * (1 - 1e-9), True)):
+        verdict = verify(content=weights(values, dtype), limits=Limits(max_update_norm=limit))
+        found = {violation.subject for violation in verdict.violations if violation.code == "UPDATE_NORM"}
+        assert (Q0 in found) is refused
+
+
+def test_the_norm_does_not_depend_on_how_the_file_is_cut() -> None:
+    values = {name: np.full_like(value, 3.0) for name, value in tensors().items()}
+    piece = memoryview(values[a_name(Q0)].tobytes())
+    entry = TensorEntry(a_name(Q0), "F32", values[a_name(Q0)].shape, 0, len(piece))
+    whole, cut = TensorScan(entry), TensorScan(entry)
+    whole.add(piece)
+    for start in range(0, len(piece), 12):
+        cut.add(piece[start : start + 12])
+    assert whole.squares == cut.squares == 9.0 * values[a_name(Q0)].size
 
 
 def test_zero_b_is_admitted_with_a_warning() -> None:
@@ -119,3 +154,12 @@ def test_a_file_that_shrinks_while_it_is_read() -> None:
     verdict = verify(content=_Shrinking(weights()))  # type: ignore[arg-type]
     assert "DATA_TRUNCATED" in codes(verdict)
     assert verdict.weights_digest is None
+
+
+def _as_stored(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns the numbers that a file of this dtype holds."""
+    if dtype == "F16":
+        return value.astype(np.float16)
+    if dtype == "BF16":
+        return (value.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return value.astype(np.float32)

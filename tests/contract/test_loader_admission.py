@@ -1,0 +1,51 @@
+"""What an operator may set about what is let in: a tenant's bytes of a day, and the norm of an update."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from services.shared.rpc.status import from_rpc_error
+from tests.bundle_files import tensors, weights
+from tests.loader_rig import running, s3_server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with s3_server(folder) as address:
+        yield address
+
+
+async def test_a_tenants_bytes_of_a_day(tmp_path: Path, address: str, folder: Path) -> None:
+    size = len(weights(tensors()))
+    day = size * 3 // 2
+    limits = {"max_weights_bytes": size, "admission": {"tenant_bytes_per_day": day}}
+    async with running(tmp_path, address, folder, **limits) as rig:
+        first, second = (rig.registry.register(seed=seed) for seed in (301, 302))
+        assert (await rig.upload(first)).admitted
+        with pytest.raises(grpc.RpcError) as caught:
+            await rig.upload(second)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        error = from_rpc_error(caught.value, unavailable="INTERNAL")
+        assert error.reason == "QUOTA_EXCEEDED"
+        assert error.retry_after_s == pytest.approx((2 * size - day) * 86400 / day, rel=0.01)
+        assert (await rig.upload(first)).admitted, "what was judged already costs nothing"
+        other = rig.registry.register(seed=303, tenant="globex")
+        assert (await rig.upload(other)).admitted, "the budget is the tenant's own"
+        assert rig.registry.revisions[second.revision_id].reasons == [], "a full budget is no verdict"
+
+
+async def test_the_limit_of_an_update_is_the_operators(tmp_path: Path, address: str, folder: Path) -> None:
+    async with running(tmp_path, address, folder, admission={"max_update_norm": 1e-6}) as rig:
+        bundle = rig.registry.register(seed=304)
+        answer = await rig.upload(bundle)
+        assert not answer.admitted
+        assert {violation.code for violation in answer.violations} == {"UPDATE_NORM"}
+    async with running(tmp_path, address, folder, admission={"max_update_norm": 0}) as rig:
+        assert (await rig.upload(rig.registry.register(seed=305))).admitted
