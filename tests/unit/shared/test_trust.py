@@ -109,7 +109,10 @@ def test_what_was_accepted_outlives_a_restart_and_a_directory_that_was_set_back(
     assert load(folder, clock, state).root == fourth
     directory(folder, FIRST)
     assert load(folder, clock, state).root == fourth
-    # Another chain is not an older one.
+    # Another chain is not an older one, wherever it parted.
+    directory(folder, FIRST, next_root(FIRST, now=NOW + 1))
+    with pytest.raises(TrustError, match="accepted before"):
+        load(folder, clock, state)
     other = make_root({"registry": THIEF})
     directory(folder, other)
     with pytest.raises(TrustError, match="accepted before"):
