@@ -36,8 +36,10 @@ TYPED = (
     "services/executor/kernels/work.py",
     "services/executor/kv_blocks.py",
     "services/executor/plan.py",
+    "services/executor/prefill.py",
     "services/executor/request.py",
     "services/executor/scheduler.py",
+    "services/executor/step_meter.py",
     "services/executor/spec_check.py",
 )
 

@@ -354,6 +354,10 @@ class AdminClient:
         request = router_admin_service_pb2.ListResidencyRequest()
         return list(self._router.call(self._fleet.ListResidency, request).executors)
 
+    def fairness(self) -> router_admin_service_pb2.GetFairnessResponse:
+        """Returns what every tenant has been charged, the bound on their spread, and the newest admissions."""
+        return self._router.call(self._fleet.GetFairness, router_admin_service_pb2.GetFairnessRequest())
+
     def queues(self) -> list[router_admin_service_pb2.TenantQueue]:
         """Returns the queues of all tenants that have requests queued or running."""
         return list(self._router.call(self._fleet.ListQueues, router_admin_service_pb2.ListQueuesRequest()).queues)

@@ -102,6 +102,11 @@ class AdapterPool:
         """Return the revision's pages in rank order. Raises KeyError when it is not on the device."""
         return self._residents[revision_id].pages
 
+    def size_bytes(self, revision_id: str) -> int:
+        """Return the bytes of a revision's pages, 0 when it is not on the device."""
+        resident = self._residents.get(revision_id)
+        return len(resident.pages) * self.page_bytes if resident else 0
+
     def reserve(self, revision_id: str, *, rank: int, tenant: str = "", cost_ms: float = 0.0) -> tuple[int, ...] | None:
         """Give a new revision of `tenant` its pages, evicting unleased ones by policy when needed.
 

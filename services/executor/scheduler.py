@@ -5,8 +5,8 @@
     events = scheduler.commit(plan, result, now=…)
 
 Rules:
- - Rows that decode go first (one token each), then rows in prefill share what is left of the step's tokens, in
-   chunks; then waiting requests are admitted. Within each, higher priority first, then first come first served.
+ - Rows that decode go first (one token each); then waiting requests are admitted, higher priority first, then first
+   come first served; then all rows in prefill share what is left of the step's tokens (prefill.py).
  - When blocks run out, the last request in that order loses its blocks and waits again; its tokens are kept and
    computed anew (preemption by recompute). The first in order can always take blocks from all others,
    and no request is accepted that does not fit the pool alone: so something always advances.
@@ -20,6 +20,7 @@ from __future__ import annotations
 from services.executor.block_tables import BlockTables
 from services.executor.kv_blocks import BlockPool
 from services.executor.plan import Plan, Row, RowResult, SchedulerLimits, StepResult
+from services.executor.prefill import PrefillShares, Prompt
 from services.executor.request import (
     Ended,
     Event,
@@ -61,6 +62,7 @@ class Scheduler:
         self._events: list[Event] = []
         self._sequence = 0
         self._step = 0
+        self._shares = PrefillShares()
         self.preemptions = 0
 
     @property
@@ -135,12 +137,16 @@ class Scheduler:
         step = _Step(self.limits.max_step_tokens)
         for request in [r for r in self._running if r.pending == 1]:
             self._grow(request, 1, step)
-        for request in [r for r in self._running if r.pending > 1]:
-            self._grow(request, min(request.pending, step.budget), step)
-        if not step.preempted:
-            self._admit(now, step)
+        joined = self._admit(now, step) if not step.preempted else set()
+        self._prefill(joined, now, step)
         rows = sorted(step.rows, key=lambda row: (row.revision_id is not None, row.revision_id or ""))
         return Plan(step=self._step, rows=tuple(rows), fresh_blocks=tuple(step.fresh))
+
+    def _prefill(self, joined: set[str], now: float, step: _Step) -> None:
+        rows = [r for r in self._running if r.pending > 1 or r.spec.request_id in joined]
+        shares = self._shares.divide([Prompt(r.spec.salt, r.pending) for r in rows], step.budget, now=now)
+        for request, share in zip(rows, shares, strict=True):
+            self._grow(request, share, step)
 
     def _expire(self, now: float) -> None:
         late = [r for r in self._by_id.values() if r.spec.deadline is not None and now >= r.spec.deadline]
@@ -198,15 +204,17 @@ class Scheduler:
         self._running.remove(request)
         self._waiting.append(request)
 
-    def _admit(self, now: float, step: _Step) -> None:
+    def _admit(self, now: float, step: _Step) -> set[str]:
+        """Let waiting requests join, as long as there is a token of this step for each; returns their ids."""
         self._waiting.sort(key=lambda r: r.order)
-        while self._waiting and len(self._running) < self.limits.max_rows and step.budget > 0:
+        prefilling, joined = sum(r.pending > 1 for r in self._running), set[str]()
+        while self._waiting and len(self._running) < self.limits.max_rows and step.budget > prefilling + len(joined):
             request = self._waiting[0]
             cached = self._tables.share(request)
             need = self._tables.lack(request, request.length) + self._tables.owed(self._running)
             if need > self.blocks.available:
                 self._tables.drop(request)
-                return
+                break
             self._waiting.pop(0)
             request.move(Move.ADMIT, cause=f"step {self._step}")
             if request.admitted_at is None:
@@ -220,7 +228,8 @@ class Scheduler:
                     )
                 )
             self._running.append(request)
-            self._place(request, min(request.pending, step.budget), step)
+            joined.add(request.spec.request_id)
+        return joined
 
     def commit(self, plan: Plan, result: StepResult, *, now: float) -> tuple[Event, ...]:
         """Take the step's results, publish full blocks, end what is done. Returns all events since the last call.

@@ -234,7 +234,12 @@ class ExecutorServicer(ExecutorServiceServicer):
             max_rank=min(MAX_RANK, self._device.max_rank),
             dtype=self._identity.dtype,
             max_context_tokens=self._engine.max_length,
-            step_count=state.steps,
+            step_count=state.totals.steps,
+            totals=wire.totals_to_proto(state.totals),
+            page_size_bytes=state.page_bytes,
+            page_rank_count=state.page_rows,
+            load_count=state.loads_done,
+            thrash_count=state.thrashes,
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:

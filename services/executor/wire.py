@@ -20,6 +20,7 @@ from services.executor.request import (
     Tokens,
     Usage,
 )
+from services.executor.step_meter import StepTotals
 from services.shared.errors import LoraportError
 from services.shared.sampling import DEFAULT_MAX_TOKENS, MAX_ANSWERS, MAX_STOP_IDS
 
@@ -198,6 +199,18 @@ def _logprob(token: int, value: Logprob) -> types_pb2.PositionLogprobs:
     return types_pb2.PositionLogprobs(
         chosen=types_pb2.TokenLogprob(token_id=token, logprob=value.chosen),
         top=[types_pb2.TokenLogprob(token_id=t, logprob=p) for t, p in value.top],
+    )
+
+
+def totals_to_proto(totals: StepTotals) -> pb.StepTotals:
+    """Return what the steps took and computed."""
+    return pb.StepTotals(
+        step_count=totals.steps,
+        busy_ms=totals.busy_ms,
+        prefill_token_count=totals.prefill_tokens,
+        decode_row_count=totals.decode_rows,
+        context_token_count=totals.context_tokens,
+        adapter_read_bytes=totals.adapter_bytes,
     )
 
 

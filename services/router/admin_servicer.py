@@ -7,10 +7,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from loraport.router.v1 import router_admin_service_pb2 as pb
 from loraport.router.v1 import router_admin_service_pb2_grpc as stubs
 from services.router.catalog_view import not_found
-from services.router.fair_queue import FairQueue
+from services.router.dispatch import Dispatch
 from services.router.fleet import Fleet
 from services.router.fleet_view import ExecutorView
-from services.router.ledger import Ledger
 from services.router.placement import Wish, choose
 from services.router.ports import Catalog
 from services.shared import names
@@ -18,16 +17,13 @@ from services.shared.clock import Clock
 
 
 class RouterAdminServicer(stubs.RouterAdminServiceServicer):
-    """Serves operators. `limits` are the arguments of the ledger's published bound."""
+    """Serves operators. `max_running` is the most requests of a tenant that run at once."""
 
-    def __init__(
-        self, catalog: Catalog, fleet: Fleet, queue: FairQueue, ledger: Ledger, *, limits: dict[str, int], clock: Clock
-    ) -> None:
+    def __init__(self, catalog: Catalog, fleet: Fleet, dispatch: Dispatch, *, max_running: int, clock: Clock) -> None:
         self._catalog = catalog
         self._fleet = fleet
-        self._queue = queue
-        self._ledger = ledger
-        self._limits = limits
+        self._dispatch = dispatch
+        self._max_running = max_running
         self._clock = clock
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Any) -> pb.ListQueuesResponse:
@@ -39,7 +35,7 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
                     running_count=state.running,
                     oldest_wait_ms=state.oldest_wait_s * 1000,
                 )
-                for state in self._queue.states(self._clock.monotonic())
+                for state in self._dispatch.queue.states(self._clock.monotonic())
             ]
         )
 
@@ -53,14 +49,27 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
                     prefill_ms=account.prefill,
                     decode_ms=account.decode,
                     load_ms=account.load,
+                    hold_ms=account.hold,
+                    elsewhere_ms=account.elsewhere,
                 )
-                for tenant, account in sorted(self._ledger.accounts.items())
+                for tenant, account in sorted(self._dispatch.ledger.accounts.items())
             ],
-            bound_ms=self._ledger.bound_ms(**self._limits),
+            bound_ms=self._dispatch.ledger.bound_ms(running=self._max_running),
+            admissions=[
+                pb.Admission(
+                    tenant=names.tenant_name(story.tenant),
+                    revision_id=story.revision_id,
+                    executor=story.executor,
+                    wait_ms=story.waited_s * 1000,
+                    why=story.text(),
+                )
+                for story in self._dispatch.stories
+            ],
         )
 
     async def ExplainPlacement(self, request: pb.ExplainPlacementRequest, context: Any) -> pb.ExplainPlacementResponse:
-        decision = choose(self._fleet.view(), self._wish(request))
+        wish = self._wish(request)
+        decision = choose(self._fleet.view(), wish, self._dispatch.prices.of(wish.base_model))
         return pb.ExplainPlacementResponse(
             executor=decision.executor,
             candidates=[
@@ -89,7 +98,9 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
         item = self._catalog.view.revisions.get(request.revision_id)
         if item is None:
             raise not_found()
-        return Wish(item.base_model, item.revision_id, item.max_rank)
+        replicas = self._dispatch.popularity.replicas(item.revision_id, self._clock.monotonic())
+        mib = item.size_bytes / 2**20
+        return Wish(item.base_model, item.revision_id, item.max_rank, tenant=item.tenant, mib=mib, replicas=replicas)
 
     def _residency(self, executor: ExecutorView) -> pb.ExecutorResidency:
         report, time = executor.report, Timestamp()

@@ -49,12 +49,15 @@ class RouterConfig:
     # Most answers awaited from one executor (a request has `n` of them); what is over it waits here, where it is
     # ordered fairly.
     executor_window: int = 32
+    # Answers beyond that, for tenants that have less than an equal part of an executor's: one tenant's long answers
+    # never hold all places. An executor has rows for both.
+    reserved_places: int = 4
     # Limits of a request, besides the model's context.
     max_prompt_tokens: int = 131_072
     max_tokens: int = 4096
     # Longest life of a request, whatever its deadline.
     max_request_s: float = 600.0
-    # Nominal cost of a token, for fairness only: milliseconds of work.
+    # Cost of a token, in milliseconds of work, until the executors' reports have taught better.
     prefill_ms_per_token: float = 1.0
     decode_ms_per_token: float = 2.0
     # A caller that does not take what is ready for so long has gone; its place goes to others.
@@ -77,6 +80,6 @@ class RouterConfig:
         for name in ("queue_residence_s", "max_request_s", "max_unread_s", "poll_interval_s", "decode_ms_per_token"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
-        for name in ("executor_wait_s", "drain_s", "prefill_ms_per_token"):
+        for name in ("executor_wait_s", "drain_s", "prefill_ms_per_token", "reserved_places"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")

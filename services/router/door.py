@@ -66,6 +66,7 @@ class Job:
     first_token_timeout_s: float | None = None
     continuation_token_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
+    session_id: str = ""
 
     @property
     def revision_id(self) -> str:
@@ -122,6 +123,7 @@ class Door:
             sampling=fit_context(ask.sampling, len(token_ids), limits=limits),
             priority=ask.priority,
             first_token_timeout_s=ask.first_token_timeout_s,
+            session_id=ask.session_id,
         )
 
     async def admit_score(self, tenant: str, ask: ScoreAsk) -> Job:

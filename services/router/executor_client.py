@@ -19,7 +19,9 @@ from services.router.events import (
     ScoreOrder,
     Usage,
 )
+from services.router.members import Shape
 from services.router.ports import ExecutorState
+from services.router.prices import StepTotals
 from services.shared.errors import LoraportError
 from services.shared.residency import Notice, Resident
 from services.shared.rpc.status import from_rpc_error
@@ -133,4 +135,13 @@ def _state(state: pb.StateResponse) -> ExecutorState:
         pool_size_bytes=state.pool_size_bytes,
         revisions=revisions,
     )
-    return ExecutorState(state.base_id, state.state, state.max_rank, state.max_context_tokens, report)
+    shape = Shape(state.max_rank, state.max_context_tokens, state.page_rank_count, state.page_size_bytes)
+    totals = StepTotals(
+        steps=state.totals.step_count,
+        busy_ms=state.totals.busy_ms,
+        prefill_tokens=state.totals.prefill_token_count,
+        decode_rows=state.totals.decode_row_count,
+        context_tokens=state.totals.context_token_count,
+        adapter_mib=state.totals.adapter_read_bytes / 2**20,
+    )
+    return ExecutorState(state.base_id, state.state, shape, report, totals)

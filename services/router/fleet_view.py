@@ -4,10 +4,20 @@ What an executor holds comes from its own reports, never from what was sent to i
 that, as `expected`: it says where a load is likely under way.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.shared.residency import Notice, Resident
+
+# At most one in so many of an executor's places is kept free for tenants that used them of late.
+KEPT = 4
+# Prompt tokens of one tenant that an executor may have to compute still when it is sent one more request: about one
+# step full. More would only wait there, where nobody can pass it.
+MAX_AHEAD_TOKENS = 512
+# Loads that this router has under way on one executor at a time, in all and of a tenant that is not alone there: a link
+# serves one after the other, and what waits here can still be overtaken by a tenant that has used less.
+MAX_LOADS, MAX_OWN_LOADS = 2, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +25,13 @@ class ExecutorView:
     """One executor.
 
     `serving` says whether it may be sent requests, `why_not` why it may not. `in_flight` counts the answers that this
-    router awaits there; nothing more is sent once they are `window`. `max_rank` and `max_context` are 0 until the
-    executor has reported them.
+    router awaits there, `held` them by tenant, `peaks` the most of late. `ahead` are the prompt tokens, by tenant, that
+    it has to compute still. Who may be sent there, `has_place` says: of the `window` places, some that other tenants
+    had of late are kept for them, up to an equal part each; `reserve` more are for tenants that have less than that.
+    `loading` are the revisions whose loads this router has under way there, and for which tenants; `draining` those
+    that get no further request there, because one that must be loaded waits for their room. `busy` are revisions that
+    somebody uses.
+    `max_rank`, `max_context` and the page sizes are 0 until the executor has reported them.
     """
 
     name: str
@@ -27,14 +42,55 @@ class ExecutorView:
     window: int
     resident: Mapping[str, Resident]
     expected: frozenset[str]
+    reserve: int = 0
+    held: Mapping[str, int] = field(default_factory=dict)
+    peaks: Mapping[str, int] = field(default_factory=dict)
+    ahead: Mapping[str, int] = field(default_factory=dict)
+    loading: Mapping[str, str] = field(default_factory=dict)
+    draining: frozenset[str] = frozenset()
+    busy: frozenset[str] = frozenset()
+    page_rows: int = 0
+    free_pages: int = 0
+    # Pages of idle revisions, which can make room.
+    idle_pages: int = 0
+    page_count: int = 0
     max_rank: int = 0
     max_context: int = 0
     report: Notice | None = None
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request may be sent to it."""
-        return self.serving and self.in_flight < self.window
+        """Whether one more request of some tenant may be sent to it."""
+        return self.serving and self.in_flight < self.window + self.reserve
+
+    def has_place(self, tenant: str) -> bool:
+        """Whether one more request of this tenant may be sent to it."""
+        if not self.has_room or self.ahead.get(tenant, 0) >= MAX_AHEAD_TOKENS:
+            return False
+        own = self.held.get(tenant, 0)
+        part = math.ceil(self.window / len({tenant, *self.held, *self.peaks}))
+        if own < part:
+            return True
+        kept = sum(
+            max(0, min(part, peak) - self.held.get(other, 0)) for other, peak in self.peaks.items() if other != tenant
+        )
+        return self.in_flight + min(kept, self.window // KEPT) < self.window
+
+    def pages_for(self, rank: int) -> int:
+        """Returns the pages of a revision, 0 while the executor has not said how large they are."""
+        return -(-rank // self.page_rows) if self.page_rows else 0
+
+    def may_load(self, tenant: str) -> bool:
+        """Whether one more load may begin for this tenant."""
+        own = MAX_OWN_LOADS if self.peaks.keys() - {tenant} else MAX_LOADS
+        return len(self.loading) < MAX_LOADS and list(self.loading.values()).count(tenant) < own
+
+    def holds(self, revision_id: str) -> bool:
+        """Whether a revision is there, or on its way, and may be used."""
+        if revision_id in self.draining:
+            return False
+        resident = self.resident.get(revision_id)
+        return revision_id in self.expected or (resident is not None and resident.state in ("READY", "LOADING"))
 
 
 @dataclass(frozen=True, slots=True)

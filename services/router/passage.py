@@ -16,13 +16,15 @@ from typing import TypeVar
 import structlog
 
 from loraport.bundle.envelope import Signer
-from services.router.admission import Admission, Grant
+from services.router.admission import Admission
+from services.router.dispatch import Grant
 from services.router.door import Job
 from services.router.fair_queue import Waiting
 from services.router.fleet import Fleet
-from services.router.ledger import Ledger
+from services.router.locality import BLOCK_TOKENS, MAX_BLOCKS
 from services.shared.clock import Clock
 from services.shared.errors import Code, LoraportError
+from services.shared.prefix_hash import prefix_chain, tenant_salt
 from services.shared.statements import MAX_TICKET_LIFE_S, Ticket, seal
 
 log = structlog.get_logger()
@@ -48,7 +50,6 @@ class RelayParts:
 
     admission: Admission
     fleet: Fleet
-    ledger: Ledger
     signing_key: Signer
     clock: Clock
     max_request_s: float
@@ -93,6 +94,21 @@ class Passage:
         # Its prompt is charged already.
         grant = self._grant = await self._parts.admission.enter(replace(request, prompt_tokens=0))
         return grant
+
+    def begun(self, load_ms: float) -> None:
+        """The executor has begun; `load_ms` is what it spent on bringing the revision."""
+        if self._grant is not None:
+            self._grant.begun(load_ms, now=self._parts.clock.monotonic())
+
+    def decoded(self, tokens: int) -> None:
+        """The executor has made tokens."""
+        if self._grant is not None:
+            self._grant.decoded(tokens, now=self._parts.clock.monotonic())
+
+    def computed(self, cached_tokens: int) -> None:
+        """The executor says how much of the prompt it had."""
+        if self._grant is not None:
+            self._grant.computed(cached_tokens)
 
     def close(self) -> None:
         """Gives the place back; harmless when there is none (any more)."""
@@ -150,6 +166,16 @@ class Passage:
         log.error("executor refused the router", reason=error.reason, why=error.message)
         return LoraportError("INTERNAL", f"internal error, incident {self._job.id[:12]}")
 
+    def _prefix(self) -> tuple[bytes, ...]:
+        job = self._job
+        return prefix_chain(
+            job.prompt_token_ids[: MAX_BLOCKS * BLOCK_TOKENS],
+            block_size=BLOCK_TOKENS,
+            base_digest=job.base.base_id,
+            revision_id=job.revision_id or None,
+            salt=tenant_salt(job.tenant),
+        )
+
     def _waiting(self, arrived: float) -> Waiting:
         job = self._job
         return Waiting(
@@ -163,4 +189,7 @@ class Passage:
             arrived=arrived,
             weight=job.weight,
             answers=job.sampling.answers,
+            mib=job.revision.size_bytes / 2**20 if job.revision is not None else 0.0,
+            prefix=self._prefix(),
+            session=job.session_id,
         )

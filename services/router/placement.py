@@ -1,28 +1,55 @@
 """Where a request goes: a frozen view of the fleet and a request in, a decision with its reasons out.
 
-The cost is the predicted milliseconds to the first token. Its terms are nominal: what counts is their order. An
-executor that holds the revision beats one that must load it unless it is some `LOAD_MS / REQUEST_MS` requests busier.
+The cost is the predicted milliseconds to the first token and what the choice costs later:
+
+    work that waits there + the rows there + the part of the prompt whose keys are not there
+    + 0 if the revision is there | half a load if it is under way | a load, those before it, and what must leave for it
+
+Who may be chosen: whoever has the revision, and its homes. Homes are the first executors in an order that only the
+revision and the names decide (highest random weight), leaving out those that have a quarter more than their part of the
+requests; so a revision that nobody has goes where it went before, and a new executor takes over only its own part.
+
+A request stays where its session was, or where its revision is, unless going elsewhere gains more than a fifth of the
+cost, and more than half a load where one would be needed.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-from services.router.fleet_view import ExecutorView, FleetView
+from services.router.fleet_view import MAX_AHEAD_TOKENS, ExecutorView, FleetView
+from services.router.prices import Prices
 
-# A request ahead of this one, a load from host memory, and a load that has begun already.
-REQUEST_MS = 20.0
-LOAD_MS = 1000.0
-LOADING_MS = 500.0
+# What a home may have beyond its part of the requests.
+HEADROOM, SPARE = 1.25, 2
+HOMES = 2
+# A gain below this part of the cost does not move a request.
+STAY = 0.2
+# What an eviction is expected to cost, in loads: the victim is the revision that is least likely to come back.
+EVICTION = 0.25
+NOMINAL = Prices()
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be placed. `revision_id` is empty for the base model; `rank` is the revision's highest, 0 for none."""
+    """What is to be placed. `revision_id` is empty for the base model; `rank` is the revision's highest, 0 for none.
+
+    `matches` says how many of the prompt's tokens each executor likely has; `last` where the session was served;
+    `replicas` how many homes the revision should have.
+    """
 
     base_model: str
     revision_id: str
     rank: int
     excluded: frozenset[str] = frozenset()
+    tenant: str = ""
+    prompt_tokens: int = 0
+    mib: float = 0.0
+    matches: Mapping[str, int] = field(default_factory=dict)
+    last: str = ""
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,54 +64,167 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`executor` is empty when none can take the request now. Candidates are in order: eligible and cheap first."""
+    """`executor` is empty when none can take the request now. Candidates are in order: eligible and cheap first.
+
+    `why` is what decided between the eligible.
+    """
 
     executor: str
     candidates: tuple[Candidate, ...]
+    why: str = ""
 
 
-def choose(view: FleetView, wish: Wish) -> Decision:
-    """Returns the cheapest executor that may take the request, and why. Ties go to the lower name."""
-    candidates = [_candidate(executor, wish) for executor in view.of_base(wish.base_model)]
+@dataclass(frozen=True, slots=True)
+class _Option:
+    executor: ExecutorView
+    cost_ms: float
+    cold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a request goes, whether a load must begin there, how much of its prompt is likely there, and why there."""
+
+    executor: str
+    cold: bool
+    matched_tokens: int
+    why: str
+
+
+def place(view: FleetView, wish: Wish, prices: Prices = NOMINAL) -> Placed | None:
+    """Returns the executor that takes the request; None when none can now. Ties go to the better home."""
+    executors = view.of_base(wish.base_model)
+    open_ = [executor for executor in executors if not _against(executor, wish)]
+    if not open_:
+        return None
+    homes = _homes(open_, wish, executors)
+    options = [
+        _Option(executor, _cost(executor, wish, prices)[0], cold)
+        for executor in open_
+        if not (cold := _is_cold(executor, wish)) or executor.name in homes
+    ]
+    options.sort(key=lambda option: (option.cost_ms, homes.get(option.executor.name, HOMES), option.executor.name))
+    chosen, why = _settle(options, wish, prices)
+    name = chosen.executor.name
+    return Placed(name, chosen.cold, wish.matches.get(name, 0), why)
+
+
+def choose(view: FleetView, wish: Wish, prices: Prices = NOMINAL) -> Decision:
+    """Returns what `place` decides, with every candidate and its reasons."""
+    executors = view.of_base(wish.base_model)
+    against = {executor.name: _against(executor, wish) for executor in executors}
+    homes = _homes([executor for executor in executors if not against[executor.name]], wish, executors)
+    candidates = [_candidate(executor, wish, prices, against[executor.name], homes) for executor in executors]
     candidates.sort(key=lambda candidate: (not candidate.eligible, candidate.cost_ms, candidate.executor))
-    best = candidates[0] if candidates and candidates[0].eligible else None
-    return Decision(best.executor if best else "", tuple(candidates))
+    placed = place(view, wish, prices)
+    if placed is None:
+        return Decision("", tuple(candidates), "no executor can take it now")
+    return Decision(placed.executor, tuple(candidates), placed.why)
 
 
-def too_large(view: FleetView, wish: Wish) -> bool:
-    """Says whether executors of this base model serve, and none of them could ever hold the revision."""
-    serving = [executor for executor in view.of_base(wish.base_model) if executor.serving]
-    return bool(serving) and all(0 < executor.max_rank < wish.rank for executor in serving)
+def too_large(view: FleetView, base_model: str, rank: int) -> bool:
+    """Says whether executors of this base model serve, and none of them could ever hold a revision of this
+    rank."""
+    serving = [executor for executor in view.of_base(base_model) if executor.serving]
+    return bool(serving) and all(0 < executor.max_rank < rank for executor in serving)
 
 
-def _candidate(executor: ExecutorView, wish: Wish) -> Candidate:
-    queue_ms = executor.in_flight * REQUEST_MS
-    load_ms, load_reason = _load(executor, wish)
-    reasons = (f"{executor.in_flight} requests in flight: {queue_ms:.0f} ms", f"{load_reason}: {load_ms:.0f} ms")
-    against = _against(executor, wish, excluded=wish.excluded)
-    return Candidate(executor.name, not against, queue_ms + load_ms, (against, *reasons) if against else reasons)
+@lru_cache(maxsize=65536)
+def order(revision_id: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the executors in the order in which a revision prefers them as its home."""
+    return tuple(
+        sorted(names, key=lambda name: hashlib.sha256(f"{revision_id}\x00{name}".encode()).digest(), reverse=True)
+    )
 
 
-def _load(executor: ExecutorView, wish: Wish) -> tuple[float, str]:
+def _homes(open_: list[ExecutorView], wish: Wish, executors: tuple[ExecutorView, ...]) -> dict[str, int]:
+    """Returns the homes that can take the request now, with their rank: the next in order stand in for those that
+    cannot."""
+    if not wish.revision_id:
+        return {executor.name: 0 for executor in open_}
+    part = (sum(executor.in_flight for executor in executors) + 1) / max(1, len(executors))
+    most = math.ceil(HEADROOM * part) + SPARE
+    by_name = {executor.name: executor for executor in open_}
+    ranked = [name for name in order(wish.revision_id, tuple(e.name for e in executors)) if name in by_name]
+    light = [name for name in ranked if by_name[name].in_flight < most]
+    return {name: rank for rank, name in enumerate((light or ranked)[: max(HOMES, wish.replicas)])}
+
+
+def _settle(options: list[_Option], wish: Wish, prices: Prices) -> tuple[_Option, str]:
+    """Chooses among options in order of cost: the cheapest, unless staying costs little more. There is one: whoever is
+    open has the revision, or is a home, or stands in for one."""
+    best = options[0]
+    stay = next((option for option in options if option.executor.name == wish.last), None)
+    if stay is None and best.cold:
+        stay = next((option for option in options if not option.cold), None)
+    if stay is not None and stay is not best:
+        gain = stay.cost_ms - best.cost_ms
+        least = max(STAY * stay.cost_ms, prices.load_ms(wish.mib) / 2 if best.cold else 0.0)
+        if gain <= least:
+            return stay, f"stays: elsewhere would gain {gain:.0f} ms, which is not more than {least:.0f}"
+    return best, "cheapest"
+
+
+def _is_cold(executor: ExecutorView, wish: Wish) -> bool:
+    return bool(wish.revision_id) and not executor.holds(wish.revision_id)
+
+
+def _cost(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[float, tuple[str, ...]]:
+    ahead = sum(executor.ahead.values())
+    wait_ms = executor.in_flight * prices.row + prices.prefill_ms(ahead)
+    missing = max(0, wish.prompt_tokens - wish.matches.get(executor.name, 0))
+    prompt_ms = prices.prefill_ms(missing)
+    load_ms, load_reason = _load(executor, wish, prices)
+    reasons = (
+        f"{executor.in_flight} answers in flight, {ahead} prompt tokens ahead: {wait_ms:.0f} ms",
+        f"{missing} of {wish.prompt_tokens} prompt tokens to compute: {prompt_ms:.0f} ms",
+        f"{load_reason}: {load_ms:.0f} ms",
+    )
+    return wait_ms + prompt_ms + load_ms, reasons
+
+
+def _load(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[float, str]:
     if not wish.revision_id:
         return 0.0, "base model, nothing to load"
+    one = prices.load_ms(wish.mib)
     resident = executor.resident.get(wish.revision_id)
     if resident is not None and resident.state == "READY":
         return 0.0, "revision is resident"
     if resident is not None and resident.state == "LOADING":
-        return LOADING_MS, "revision is loading"
+        return one / 2, "revision is loading"
     if wish.revision_id in executor.expected:
-        return LOADING_MS, "revision was asked for already"
-    return LOAD_MS, "revision must be loaded"
+        return one / 2, "revision was asked for already"
+    full = executor.page_rows > 0 and executor.pages_for(wish.rank) > executor.free_pages
+    loads = 1 + len(executor.loading) + (EVICTION if full else 0.0)
+    behind = f", behind {len(executor.loading)} others" if executor.loading else ""
+    return one * loads, f"revision must be loaded{behind}{', and another evicted' if full else ''}"
 
 
-def _against(executor: ExecutorView, wish: Wish, *, excluded: Collection[str]) -> str:
-    if executor.name in excluded:
+def _against(executor: ExecutorView, wish: Wish) -> str:
+    if executor.name in wish.excluded:
         return "failed this request before"
     if not executor.serving:
         return executor.why_not
     if executor.max_rank and wish.rank > executor.max_rank:
         return f"holds ranks up to {executor.max_rank}, the revision has {wish.rank}"
-    if not executor.has_room:
-        return f"has its {executor.window} requests"
+    if not executor.has_place(wish.tenant):
+        if executor.ahead.get(wish.tenant, 0) >= MAX_AHEAD_TOKENS:
+            return f"has {executor.ahead[wish.tenant]} prompt tokens of this tenant to compute"
+        if executor.has_room:
+            return "keeps its free places for other tenants: this one has its part"
+        return f"has its {executor.window + executor.reserve} requests"
+    if wish.revision_id in executor.draining:
+        return "gives no further request to this revision: another one starves for its room"
+    if _is_cold(executor, wish):
+        if not executor.may_load(wish.tenant):
+            return f"has {len(executor.loading)} loads under way"
+        if executor.page_rows and executor.pages_for(wish.rank) > executor.free_pages + executor.idle_pages:
+            return "has no room in its adapter pool: all of it is in use"
     return ""
+
+
+def _candidate(executor: ExecutorView, wish: Wish, prices: Prices, against: str, homes: Mapping[str, int]) -> Candidate:
+    cost_ms, reasons = _cost(executor, wish, prices)
+    if not against and _is_cold(executor, wish) and executor.name not in homes:
+        against = "is not a home of the revision"
+    return Candidate(executor.name, not against, cost_ms, (against, *reasons) if against else reasons)

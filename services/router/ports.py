@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.router.events import ExecutorEvent, ExecutorScored, Order, ScoreOrder
+from services.router.members import Shape
+from services.router.prices import StepTotals
 from services.shared.catalog import CatalogView
 from services.shared.residency import Notice
 
@@ -22,13 +24,13 @@ class Catalog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
-    """An executor's own word. `state` is SERVING, DRAINING or FAILED."""
+    """An executor's own word. `state` is SERVING, DRAINING or FAILED; `totals` is what it has computed."""
 
     base_id: str
     state: str
-    max_rank: int
-    max_context: int
+    shape: Shape
     report: Notice
+    totals: StepTotals
 
 
 class Execution(Protocol):

@@ -14,7 +14,15 @@ import structlog
 
 from services.router.answers import Answers
 from services.router.door import Job
-from services.router.events import Event, ExecutorEvent, ExecutorStarted, ExecutorTokens, Order, Started
+from services.router.events import (
+    Event,
+    ExecutorEvent,
+    ExecutorFinished,
+    ExecutorStarted,
+    ExecutorTokens,
+    Order,
+    Started,
+)
 from services.router.passage import Passage, RelayParts
 from services.router.ports import Execution
 from services.shared.errors import LoraportError
@@ -107,8 +115,7 @@ class Relay:
         if not isinstance(begun, ExecutorStarted):
             raise LoraportError("INTERNAL", "the executor sent an event out of order")
         self._passage.require_same(begun.revision_id, begun.base_id)
-        if begun.load_ms > 0:
-            self._parts.ledger.charge_load(job.tenant, begun.load_ms)
+        self._passage.begun(begun.load_ms)
         first = await _next(said)
         started = Started(
             revision_id=begun.revision_id,
@@ -123,7 +130,9 @@ class Relay:
 
     def _settle(self, answers: Answers, event: ExecutorEvent) -> list[Event]:
         if isinstance(event, ExecutorTokens):
-            self._parts.ledger.charge_decode(self._job.tenant, len(event.token_ids))
+            self._passage.decoded(len(event.token_ids))
+        elif isinstance(event, ExecutorFinished) and event.index == 0:
+            self._passage.computed(event.usage.cached_tokens)
         return list(answers.take(event))
 
 

@@ -26,8 +26,7 @@ async def score(job: Job, parts: RelayParts, *, timeout_s: float | None) -> Scor
         passage.require_same(answer.revision_id, answer.base_id)
         if len(answer.logprobs) != len(job.continuation_token_ids):
             raise LoraportError("INTERNAL", "the executor did not score every token")
-        if answer.load_ms > 0:
-            parts.ledger.charge_load(job.tenant, answer.load_ms)
+        passage.begun(answer.load_ms)
         return Scored(
             logprobs=answer.logprobs,
             revision_id=answer.revision_id,

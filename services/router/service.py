@@ -13,12 +13,15 @@ from services.router.auth import authenticator
 from services.router.bases import Bases
 from services.router.catalog_view import RecordChecker
 from services.router.config import RouterConfig
+from services.router.dispatch import Dispatch
 from services.router.door import Door
 from services.router.executor_client import ExecutorClient
 from services.router.fair_queue import FairQueue
 from services.router.fleet import Fleet
 from services.router.ledger import Ledger
+from services.router.members import Members
 from services.router.passage import RelayParts
+from services.router.prices import PriceBook, Prices
 from services.router.servicer import InferenceServicer
 from services.router.text import BaseText, TextError
 from services.shared.board import Board
@@ -31,7 +34,6 @@ from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.rpc.service import first_ended
-from services.shared.sampling import MAX_ANSWERS
 from services.shared.trust import RoleSigner, TrustError, TrustStore
 
 log = structlog.get_logger()
@@ -56,23 +58,20 @@ class RouterService:
         self._catalog = CatalogClient(registry, artefacts_only=False, on_root=trust.offer)
         self._board = Board(config.valkey_url)
         self._bases = Bases(texts, catalog=self._catalog, channel=registry)
+        dispatch = _dispatch(config)
         self._fleet = Fleet(
-            {name: (base, ExecutorClient(channel)) for name, (base, channel) in executors.items()},
+            {name: ExecutorClient(channel) for name, (_, channel) in executors.items()},
+            dispatch.members,
             board=self._board,
             base_id=self._bases.base_id,
-            window=config.executor_window,
+            prices=dispatch.prices,
             interval_s=config.poll_interval_s,
             clock=self._clock,
+            on_restart=dispatch.locality.lost,
         )
-        ledger = Ledger(
-            prefill_ms_per_token=config.prefill_ms_per_token, decode_ms_per_token=config.decode_ms_per_token
-        )
-        queue = FairQueue(
-            ledger, max_queued=config.max_queued, max_running=config.max_running, residence_s=config.queue_residence_s
-        )
-        self._admission = Admission(queue, self._fleet, clock=self._clock, executor_wait_s=config.executor_wait_s)
+        self._admission = Admission(dispatch, clock=self._clock, executor_wait_s=config.executor_wait_s)
         relays = RelayParts(
-            self._admission, self._fleet, ledger, signing_key, self._clock, config.max_request_s, config.max_unread_s
+            self._admission, self._fleet, signing_key, self._clock, config.max_request_s, config.max_unread_s
         )
         records = RecordChecker(trust.keys("registry"), on_refused=_log_refused)
         trust.on_change(records.forget)
@@ -86,12 +85,9 @@ class RouterService:
         )
         tokens = PageTokens(pepper, purpose="router")
         inference = InferenceServicer(door, relays, self._catalog, tokens=tokens, clock=self._clock)
-        limits = {
-            "running": config.max_running,
-            "prompt_tokens": config.max_prompt_tokens,
-            "completion_tokens": config.max_tokens * MAX_ANSWERS,
-        }
-        admin = RouterAdminServicer(self._catalog, self._fleet, queue, ledger, limits=limits, clock=self._clock)
+        admin = RouterAdminServicer(
+            self._catalog, self._fleet, dispatch, max_running=config.max_running, clock=self._clock
+        )
         authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
         self._user = Server(
             authorities, authenticate_user=authenticator(self._catalog, pepper=pepper, now=self._clock.now)
@@ -142,6 +138,20 @@ class RouterService:
             log.warning("waiting for the registry's catalog")
         await self._user.set_serving(True)
         log.info("catalog has arrived", epoch=self._catalog.view.epoch)
+
+
+def _dispatch(config: RouterConfig) -> Dispatch:
+    ledger = Ledger()
+    queue = FairQueue(
+        ledger, max_queued=config.max_queued, max_running=config.max_running, residence_s=config.queue_residence_s
+    )
+    members = Members(
+        {executor.name: executor.base_model for executor in config.executors},
+        window=config.executor_window,
+        reserve=config.reserved_places,
+    )
+    prior = Prices(prefill=config.prefill_ms_per_token, row=config.decode_ms_per_token)
+    return Dispatch(queue, members, ledger, PriceBook(prior))
 
 
 async def build(config: RouterConfig) -> RouterService:

@@ -140,7 +140,7 @@ async def test_cancelling_the_client_cancels_the_executor(world: World) -> None:
             if isinstance(event, Tokens):
                 break
     await eventually(lambda: executor.cancelled == 1 and executor.running == 0)
-    queues = world.router._admission._queue
+    queues = world.router._admission._dispatch.queue
     await eventually(lambda: not queues.states(0))
 
 

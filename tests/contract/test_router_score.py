@@ -55,10 +55,10 @@ async def test_a_score_names_what_made_it_and_has_every_token(world: World) -> N
     assert (got.usage.prompt_tokens, got.usage.cached_tokens) == (2, 1)
     ticket, request = executor.requests[0]
     assert (ticket.tenant, ticket.revision_id, request.revision_id) == ("acme", PIRATE, PIRATE)
-    accounts = world.router._fleet, world.router._admission._queue._ledger.accounts["acme"]
+    accounts = world.router._fleet, world.router._admission._dispatch.queue._ledger.accounts["acme"]
     assert accounts[1].prefill == 5 + 2, "prompt and continuation are charged"
     assert accounts[1].load == 14.0
-    assert not world.router._admission._queue.states(0)
+    assert not world.router._admission._dispatch.queue.states(0)
 
 
 async def test_the_client_for_threads_scores_too(world: World) -> None:
@@ -106,7 +106,7 @@ async def test_cancelling_a_score_cancels_the_executor(world: World) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await eventually(lambda: executor.cancelled == 1)
-        await eventually(lambda: not world.router._admission._queue.states(0))
+        await eventually(lambda: not world.router._admission._dispatch.queue.states(0))
 
 
 @pytest.mark.parametrize("call", ["generate", "score"])
@@ -128,7 +128,7 @@ async def test_the_only_executor_dies_before_the_first_token_and_comes_back(worl
     assert len(executor.requests) == 2
     tickets = [ticket for ticket, _ in executor.requests]
     assert tickets[0].request_id == tickets[1].request_id
-    assert world.router._admission._queue._ledger.accounts["acme"].prefill <= 2, "its prompt is charged once"
+    assert world.router._admission._dispatch.queue._ledger.accounts["acme"].prefill <= 2, "its prompt is charged once"
 
 
 async def test_a_request_is_tried_twice_at_most(world: World) -> None:
@@ -158,7 +158,7 @@ async def test_an_executor_that_never_comes_back_is_said_in_time(world: World) -
         with pytest.raises(UnavailableError) as caught:
             await task
     assert caught.value.reason == "EXECUTOR_UNAVAILABLE"
-    assert not world.router._admission._queue.states(0)
+    assert not world.router._admission._dispatch.queue.states(0)
 
 
 async def test_after_the_first_token_nothing_is_tried_again_and_the_message_says_so(world: World) -> None:

@@ -1,8 +1,11 @@
-"""`loraport residency`, `loraport queues`: the fleet as the router sees it."""
+"""`loraport residency`, `loraport queues`, `loraport fairness`: the fleet as the router sees it."""
 
 from typing import Any
 
 from loraport.cli.views import DEFAULT_DATA, Data, Json, last_part, print_json, print_rows, say, time_text
+
+# Admissions that are shown without --json.
+SHOWN = 10
 
 
 def residency(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
@@ -41,6 +44,36 @@ def queues(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
         ]
     columns = ("tenant", "queued_count", "running_count", "oldest_wait_ms")
     print_rows(rows, as_json=as_json, columns=columns, empty="nothing is queued or running")
+
+
+def fairness(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
+    """Show what every tenant has been charged, and why the newest requests went when they did."""
+    from loraport.admin import AdminClient
+
+    kinds = ("counter_ms", "prefill_ms", "decode_ms", "load_ms", "hold_ms", "elsewhere_ms")
+    with AdminClient.local(data) as admin:
+        found = admin.fairness()
+    tenants = [
+        {"tenant": last_part(row.tenant), "weight": row.weight} | {kind: round(getattr(row, kind), 1) for kind in kinds}
+        for row in found.tenants
+    ]
+    admissions = [
+        {
+            "tenant": last_part(row.tenant),
+            "executor": row.executor,
+            "revision_id": row.revision_id,
+            "wait_ms": round(row.wait_ms, 1),
+            "why": row.why,
+        }
+        for row in found.admissions
+    ]
+    if as_json:
+        print_json({"bound_ms": found.bound_ms, "tenants": tenants, "admissions": admissions})
+        return
+    print_rows(tenants, as_json=False, columns=("tenant", "weight", *kinds), empty="nothing was charged yet")
+    say(f"two tenants that both wait differ by at most {found.bound_ms:.0f} ms (of weight 1)")
+    for row in admissions[-SHOWN:]:
+        say(f"{row['tenant']}: waited {row['wait_ms']:.0f} ms; {row['why']}")
 
 
 def _executor_row(executor: Any) -> dict[str, Any]:

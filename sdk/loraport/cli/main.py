@@ -48,6 +48,7 @@ app.command("generate")(generate.generate)
 app.command("score")(score.score)
 app.command("residency")(fleet.residency)
 app.command("queues")(fleet.queues)
+app.command("fairness")(fleet.fairness)
 app.add_typer(dev.app, name="dev")
 
 

@@ -22,6 +22,7 @@ from services.executor.engine.staging import Staged
 from services.executor.plan import Plan
 from services.executor.request import Ended, Event, FinishReason, RefusalReason, Refused, RequestSpec
 from services.executor.scheduler import Scheduler
+from services.executor.step_meter import StepMeter, StepTotals
 
 _T = TypeVar("_T")
 Sink = Callable[[Event], None]
@@ -58,12 +59,14 @@ class EngineState:
     free_pages: int
     page_count: int
     page_bytes: int
+    page_rows: int
     changes: int
-    steps: int
+    totals: StepTotals
     tokens_out: int
     preemptions: int
     evictions: int
     loads_done: int
+    thrashes: int
 
 
 @dataclass(slots=True)
@@ -99,7 +102,8 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stirred = False
         self._stopping = self._draining = self._failed = False
-        self._steps = self._tokens_out = 0
+        self._meter = StepMeter()
+        self._tokens_out = 0
 
     @property
     def max_length(self) -> int:
@@ -211,12 +215,14 @@ class Engine:
                 free_pages=self._adapters.free_pages,
                 page_count=self._adapters.page_count,
                 page_bytes=self._adapters.page_bytes,
+                page_rows=self._adapters.page_rows,
                 changes=self._adapters.changes,
-                steps=self._steps,
+                totals=self._meter.totals,
                 tokens_out=self._tokens_out,
                 preemptions=self._scheduler.preemptions,
                 evictions=self._adapters.evictions,
                 loads_done=self._loads.done,
+                thrashes=self._adapters.thrashes,
             )
 
     def step(self) -> bool:
@@ -274,13 +280,14 @@ class Engine:
         return True
 
     def _run_plan(self, plan: Plan) -> tuple[Event, ...]:
+        began = self._clock()
         try:
             result = self._runner.run(plan)
         except Exception as error:
             self._on_fault(error)
             return self._scheduler.fault(plan)
         with self._lock:
-            self._steps += 1
+            self._meter.note(plan, took_s=self._clock() - began, adapter_bytes=self._adapters.size_bytes)
             self._tokens_out += sum(row.token is not None for row in result.rows)
             return self._scheduler.commit(plan, result, now=self._clock())
 

@@ -132,7 +132,7 @@ class StateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StateResponse(_message.Message):
-    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count", "kv_cached_block_count", "kv_revision_block_counts")
+    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count", "kv_cached_block_count", "kv_revision_block_counts", "totals", "page_size_bytes", "page_rank_count", "load_count", "thrash_count")
     class KvRevisionBlockCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,11 @@ class StateResponse(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
     KV_CACHED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     KV_REVISION_BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_RANK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    THRASH_COUNT_FIELD_NUMBER: _ClassVar[int]
     executor: str
     base_id: str
     base_model: str
@@ -178,7 +183,28 @@ class StateResponse(_message.Message):
     step_count: int
     kv_cached_block_count: int
     kv_revision_block_counts: _containers.ScalarMap[str, int]
-    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., kv_revision_block_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    totals: StepTotals
+    page_size_bytes: int
+    page_rank_count: int
+    load_count: int
+    thrash_count: int
+    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., kv_revision_block_counts: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Union[StepTotals, _Mapping]] = ..., page_size_bytes: _Optional[int] = ..., page_rank_count: _Optional[int] = ..., load_count: _Optional[int] = ..., thrash_count: _Optional[int] = ...) -> None: ...
+
+class StepTotals(_message.Message):
+    __slots__ = ("step_count", "busy_ms", "prefill_token_count", "decode_row_count", "context_token_count", "adapter_read_bytes")
+    STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BUSY_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    step_count: int
+    busy_ms: float
+    prefill_token_count: int
+    decode_row_count: int
+    context_token_count: int
+    adapter_read_bytes: int
+    def __init__(self, step_count: _Optional[int] = ..., busy_ms: _Optional[float] = ..., prefill_token_count: _Optional[int] = ..., decode_row_count: _Optional[int] = ..., context_token_count: _Optional[int] = ..., adapter_read_bytes: _Optional[int] = ...) -> None: ...
 
 class DeviceRevision(_message.Message):
     __slots__ = ("revision_id", "state", "size_bytes", "lease_count", "stages")

@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-loraport/router/v1/router_admin_service.proto\x12\x12loraport.router.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x13\n\x11ListQueuesRequest\"E\n\x12ListQueuesResponse\x12/\n\x06queues\x18\x01 \x03(\x0b\x32\x1f.loraport.router.v1.TenantQueue\"b\n\x0bTenantQueue\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x05\x12\x15\n\rrunning_count\x18\x03 \x01(\x05\x12\x16\n\x0eoldest_wait_ms\x18\x04 \x01(\x01\"\x14\n\x12GetFairnessRequest\"X\n\x13GetFairnessResponse\x12/\n\x07tenants\x18\x01 \x03(\x0b\x32\x1e.loraport.router.v1.TenantWork\x12\x10\n\x08\x62ound_ms\x18\x02 \x01(\x01\"x\n\nTenantWork\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x12\n\ncounter_ms\x18\x03 \x01(\x01\x12\x12\n\nprefill_ms\x18\x04 \x01(\x01\x12\x11\n\tdecode_ms\x18\x05 \x01(\x01\x12\x0f\n\x07load_ms\x18\x06 \x01(\x01\"B\n\x17\x45xplainPlacementRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\"h\n\x18\x45xplainPlacementResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12:\n\ncandidates\x18\x02 \x03(\x0b\x32&.loraport.router.v1.PlacementCandidate\"Z\n\x12PlacementCandidate\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0f\n\x07\x63ost_ms\x18\x02 \x01(\x01\x12\x0f\n\x07reasons\x18\x03 \x03(\t\x12\x10\n\x08\x65ligible\x18\x04 \x01(\x08\"\x16\n\x14ListResidencyRequest\"Q\n\x15ListResidencyResponse\x12\x38\n\texecutors\x18\x01 \x03(\x0b\x32%.loraport.router.v1.ExecutorResidency\"\xf5\x01\n\x11\x45xecutorResidency\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12\x0f\n\x07serving\x18\x03 \x01(\x08\x12/\n\x0breport_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x37\n\trevisions\x18\x06 \x03(\x0b\x32$.loraport.router.v1.ResidentRevision\x12\x17\n\x0fpool_used_bytes\x18\x07 \x01(\x03\x12\x17\n\x0fpool_size_bytes\x18\x08 \x01(\x03\"\x81\x01\n\x10ResidentRevision\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x13\n\x0blease_count\x18\x05 \x01(\x05\x12\r\n\x05state\x18\x06 \x01(\t\"?\n\x14\x44rainExecutorRequest\x12\x16\n\x08\x65xecutor\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x0f\n\x07undrain\x18\x02 \x01(\x08\"Q\n\x15\x44rainExecutorResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\x15\n\rrunning_count\x18\x03 \x01(\x05\",\n\x14GetQuotaUsageRequest\x12\x14\n\x06tenant\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\x9e\x01\n\nQuotaUsage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12-\n\x06quotas\x18\x02 \x03(\x0b\x32\x1d.loraport.router.v1.QuotaLine\x12\x14\n\x0crouter_count\x18\x03 \x01(\x05\x12\x0e\n\x06shared\x18\x04 \x01(\x08\x12+\n\x04keys\x18\x05 \x03(\x0b\x32\x1d.loraport.router.v1.ApiKeyUse\"l\n\tQuotaLine\x12\r\n\x05quota\x18\x01 \x01(\t\x12\x12\n\x05limit\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04used\x18\x03 \x01(\x03\x12\r\n\x05total\x18\x04 \x01(\x03\x12\x15\n\rrefused_count\x18\x05 \x01(\x03\x42\x08\n\x06_limit\"K\n\tApiKeyUse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\rlast_use_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xe7\x04\n\x12RouterAdminService\x12[\n\nListQueues\x12%.loraport.router.v1.ListQueuesRequest\x1a&.loraport.router.v1.ListQueuesResponse\x12^\n\x0bGetFairness\x12&.loraport.router.v1.GetFairnessRequest\x1a\'.loraport.router.v1.GetFairnessResponse\x12m\n\x10\x45xplainPlacement\x12+.loraport.router.v1.ExplainPlacementRequest\x1a,.loraport.router.v1.ExplainPlacementResponse\x12\x64\n\rListResidency\x12(.loraport.router.v1.ListResidencyRequest\x1a).loraport.router.v1.ListResidencyResponse\x12\x64\n\rDrainExecutor\x12(.loraport.router.v1.DrainExecutorRequest\x1a).loraport.router.v1.DrainExecutorResponse\x12Y\n\rGetQuotaUsage\x12(.loraport.router.v1.GetQuotaUsageRequest\x1a\x1e.loraport.router.v1.QuotaUsageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-loraport/router/v1/router_admin_service.proto\x12\x12loraport.router.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x13\n\x11ListQueuesRequest\"E\n\x12ListQueuesResponse\x12/\n\x06queues\x18\x01 \x03(\x0b\x32\x1f.loraport.router.v1.TenantQueue\"b\n\x0bTenantQueue\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x05\x12\x15\n\rrunning_count\x18\x03 \x01(\x05\x12\x16\n\x0eoldest_wait_ms\x18\x04 \x01(\x01\"\x14\n\x12GetFairnessRequest\"\x8b\x01\n\x13GetFairnessResponse\x12/\n\x07tenants\x18\x01 \x03(\x0b\x32\x1e.loraport.router.v1.TenantWork\x12\x10\n\x08\x62ound_ms\x18\x02 \x01(\x01\x12\x31\n\nadmissions\x18\x03 \x03(\x0b\x32\x1d.loraport.router.v1.Admission\"`\n\tAdmission\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x0f\n\x07wait_ms\x18\x04 \x01(\x01\x12\x0b\n\x03why\x18\x05 \x01(\t\"\x9f\x01\n\nTenantWork\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x12\n\ncounter_ms\x18\x03 \x01(\x01\x12\x12\n\nprefill_ms\x18\x04 \x01(\x01\x12\x11\n\tdecode_ms\x18\x05 \x01(\x01\x12\x0f\n\x07load_ms\x18\x06 \x01(\x01\x12\x0f\n\x07hold_ms\x18\x07 \x01(\x01\x12\x14\n\x0c\x65lsewhere_ms\x18\x08 \x01(\x01\"B\n\x17\x45xplainPlacementRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\"h\n\x18\x45xplainPlacementResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12:\n\ncandidates\x18\x02 \x03(\x0b\x32&.loraport.router.v1.PlacementCandidate\"Z\n\x12PlacementCandidate\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0f\n\x07\x63ost_ms\x18\x02 \x01(\x01\x12\x0f\n\x07reasons\x18\x03 \x03(\t\x12\x10\n\x08\x65ligible\x18\x04 \x01(\x08\"\x16\n\x14ListResidencyRequest\"Q\n\x15ListResidencyResponse\x12\x38\n\texecutors\x18\x01 \x03(\x0b\x32%.loraport.router.v1.ExecutorResidency\"\xf5\x01\n\x11\x45xecutorResidency\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12\x0f\n\x07serving\x18\x03 \x01(\x08\x12/\n\x0breport_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x37\n\trevisions\x18\x06 \x03(\x0b\x32$.loraport.router.v1.ResidentRevision\x12\x17\n\x0fpool_used_bytes\x18\x07 \x01(\x03\x12\x17\n\x0fpool_size_bytes\x18\x08 \x01(\x03\"\x81\x01\n\x10ResidentRevision\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x13\n\x0blease_count\x18\x05 \x01(\x05\x12\r\n\x05state\x18\x06 \x01(\t\"?\n\x14\x44rainExecutorRequest\x12\x16\n\x08\x65xecutor\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x0f\n\x07undrain\x18\x02 \x01(\x08\"Q\n\x15\x44rainExecutorResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\x15\n\rrunning_count\x18\x03 \x01(\x05\",\n\x14GetQuotaUsageRequest\x12\x14\n\x06tenant\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\x9e\x01\n\nQuotaUsage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12-\n\x06quotas\x18\x02 \x03(\x0b\x32\x1d.loraport.router.v1.QuotaLine\x12\x14\n\x0crouter_count\x18\x03 \x01(\x05\x12\x0e\n\x06shared\x18\x04 \x01(\x08\x12+\n\x04keys\x18\x05 \x03(\x0b\x32\x1d.loraport.router.v1.ApiKeyUse\"l\n\tQuotaLine\x12\r\n\x05quota\x18\x01 \x01(\t\x12\x12\n\x05limit\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04used\x18\x03 \x01(\x03\x12\r\n\x05total\x18\x04 \x01(\x03\x12\x15\n\rrefused_count\x18\x05 \x01(\x03\x42\x08\n\x06_limit\"K\n\tApiKeyUse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\rlast_use_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xe7\x04\n\x12RouterAdminService\x12[\n\nListQueues\x12%.loraport.router.v1.ListQueuesRequest\x1a&.loraport.router.v1.ListQueuesResponse\x12^\n\x0bGetFairness\x12&.loraport.router.v1.GetFairnessRequest\x1a\'.loraport.router.v1.GetFairnessResponse\x12m\n\x10\x45xplainPlacement\x12+.loraport.router.v1.ExplainPlacementRequest\x1a,.loraport.router.v1.ExplainPlacementResponse\x12\x64\n\rListResidency\x12(.loraport.router.v1.ListResidencyRequest\x1a).loraport.router.v1.ListResidencyResponse\x12\x64\n\rDrainExecutor\x12(.loraport.router.v1.DrainExecutorRequest\x1a).loraport.router.v1.DrainExecutorResponse\x12Y\n\rGetQuotaUsage\x12(.loraport.router.v1.GetQuotaUsageRequest\x1a\x1e.loraport.router.v1.QuotaUsageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,36 +45,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANTQUEUE']._serialized_end=325
   _globals['_GETFAIRNESSREQUEST']._serialized_start=327
   _globals['_GETFAIRNESSREQUEST']._serialized_end=347
-  _globals['_GETFAIRNESSRESPONSE']._serialized_start=349
-  _globals['_GETFAIRNESSRESPONSE']._serialized_end=437
-  _globals['_TENANTWORK']._serialized_start=439
-  _globals['_TENANTWORK']._serialized_end=559
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=561
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=627
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=629
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=733
-  _globals['_PLACEMENTCANDIDATE']._serialized_start=735
-  _globals['_PLACEMENTCANDIDATE']._serialized_end=825
-  _globals['_LISTRESIDENCYREQUEST']._serialized_start=827
-  _globals['_LISTRESIDENCYREQUEST']._serialized_end=849
-  _globals['_LISTRESIDENCYRESPONSE']._serialized_start=851
-  _globals['_LISTRESIDENCYRESPONSE']._serialized_end=932
-  _globals['_EXECUTORRESIDENCY']._serialized_start=935
-  _globals['_EXECUTORRESIDENCY']._serialized_end=1180
-  _globals['_RESIDENTREVISION']._serialized_start=1183
-  _globals['_RESIDENTREVISION']._serialized_end=1312
-  _globals['_DRAINEXECUTORREQUEST']._serialized_start=1314
-  _globals['_DRAINEXECUTORREQUEST']._serialized_end=1377
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=1379
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=1460
-  _globals['_GETQUOTAUSAGEREQUEST']._serialized_start=1462
-  _globals['_GETQUOTAUSAGEREQUEST']._serialized_end=1506
-  _globals['_QUOTAUSAGE']._serialized_start=1509
-  _globals['_QUOTAUSAGE']._serialized_end=1667
-  _globals['_QUOTALINE']._serialized_start=1669
-  _globals['_QUOTALINE']._serialized_end=1777
-  _globals['_APIKEYUSE']._serialized_start=1779
-  _globals['_APIKEYUSE']._serialized_end=1854
-  _globals['_ROUTERADMINSERVICE']._serialized_start=1857
-  _globals['_ROUTERADMINSERVICE']._serialized_end=2472
+  _globals['_GETFAIRNESSRESPONSE']._serialized_start=350
+  _globals['_GETFAIRNESSRESPONSE']._serialized_end=489
+  _globals['_ADMISSION']._serialized_start=491
+  _globals['_ADMISSION']._serialized_end=587
+  _globals['_TENANTWORK']._serialized_start=590
+  _globals['_TENANTWORK']._serialized_end=749
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=751
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=817
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=819
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=923
+  _globals['_PLACEMENTCANDIDATE']._serialized_start=925
+  _globals['_PLACEMENTCANDIDATE']._serialized_end=1015
+  _globals['_LISTRESIDENCYREQUEST']._serialized_start=1017
+  _globals['_LISTRESIDENCYREQUEST']._serialized_end=1039
+  _globals['_LISTRESIDENCYRESPONSE']._serialized_start=1041
+  _globals['_LISTRESIDENCYRESPONSE']._serialized_end=1122
+  _globals['_EXECUTORRESIDENCY']._serialized_start=1125
+  _globals['_EXECUTORRESIDENCY']._serialized_end=1370
+  _globals['_RESIDENTREVISION']._serialized_start=1373
+  _globals['_RESIDENTREVISION']._serialized_end=1502
+  _globals['_DRAINEXECUTORREQUEST']._serialized_start=1504
+  _globals['_DRAINEXECUTORREQUEST']._serialized_end=1567
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=1569
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=1650
+  _globals['_GETQUOTAUSAGEREQUEST']._serialized_start=1652
+  _globals['_GETQUOTAUSAGEREQUEST']._serialized_end=1696
+  _globals['_QUOTAUSAGE']._serialized_start=1699
+  _globals['_QUOTAUSAGE']._serialized_end=1857
+  _globals['_QUOTALINE']._serialized_start=1859
+  _globals['_QUOTALINE']._serialized_end=1967
+  _globals['_APIKEYUSE']._serialized_start=1969
+  _globals['_APIKEYUSE']._serialized_end=2044
+  _globals['_ROUTERADMINSERVICE']._serialized_start=2047
+  _globals['_ROUTERADMINSERVICE']._serialized_end=2662
 # @@protoc_insertion_point(module_scope)

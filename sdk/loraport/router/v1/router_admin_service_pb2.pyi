@@ -37,28 +37,48 @@ class GetFairnessRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetFairnessResponse(_message.Message):
-    __slots__ = ("tenants", "bound_ms")
+    __slots__ = ("tenants", "bound_ms", "admissions")
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     BOUND_MS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantWork]
     bound_ms: float
-    def __init__(self, tenants: _Optional[_Iterable[_Union[TenantWork, _Mapping]]] = ..., bound_ms: _Optional[float] = ...) -> None: ...
+    admissions: _containers.RepeatedCompositeFieldContainer[Admission]
+    def __init__(self, tenants: _Optional[_Iterable[_Union[TenantWork, _Mapping]]] = ..., bound_ms: _Optional[float] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("tenant", "revision_id", "executor", "wait_ms", "why")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    revision_id: str
+    executor: str
+    wait_ms: float
+    why: str
+    def __init__(self, tenant: _Optional[str] = ..., revision_id: _Optional[str] = ..., executor: _Optional[str] = ..., wait_ms: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class TenantWork(_message.Message):
-    __slots__ = ("tenant", "weight", "counter_ms", "prefill_ms", "decode_ms", "load_ms")
+    __slots__ = ("tenant", "weight", "counter_ms", "prefill_ms", "decode_ms", "load_ms", "hold_ms", "elsewhere_ms")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     COUNTER_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     DECODE_MS_FIELD_NUMBER: _ClassVar[int]
     LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_MS_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_MS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     weight: float
     counter_ms: float
     prefill_ms: float
     decode_ms: float
     load_ms: float
-    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., counter_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., load_ms: _Optional[float] = ...) -> None: ...
+    hold_ms: float
+    elsewhere_ms: float
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., counter_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., hold_ms: _Optional[float] = ..., elsewhere_ms: _Optional[float] = ...) -> None: ...
 
 class ExplainPlacementRequest(_message.Message):
     __slots__ = ("revision_id", "base_model")
