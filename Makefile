@@ -13,7 +13,7 @@ TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 # CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
 TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-refusals bench-registry clean
+.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-refusals bench-registry tune-kernels bench-gpu clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,8 +57,17 @@ bench-cold-load: setup ## measure cold loads into host memory and its hand-over
 bench-refusals: setup ## measure what refusing malformed bundles costs in time and memory
 	@$(BIN)/python -m bench.refusals
 
+bench-serving: setup ## measure tokens per second, latency and memory beside transformers and PEFT (about 6 minutes)
+	@$(BIN)/python -m bench.serving $(ARGS)
+
 bench-registry: setup ## measure a registry of 100,000 revisions: resolve, list, register, catalog watch
 	@$(BIN)/python -m bench.registry
+
+tune-kernels: setup ## time the Triton kernels on this machine's GPU and write its table; exits 3 without a GPU
+	@$(BIN)/python -m bench.gpu.tune
+
+bench-gpu: setup ## check and time the Triton kernels on this machine's GPU (8 minutes); exits 3 without a GPU
+	@$(BIN)/python bench/gpu/run.py --minutes 8
 
 clean: ## remove the environment and the local stack's data
 	rm -rf $(VENV) $(DATA)

@@ -1,0 +1,212 @@
+"""Tokens per second of the engine beside transformers, PEFT and vLLM: `make bench-serving`.
+
+One run, one machine, one thread count, one dtype. Prompts are random tokens, adapters random numbers on all linears
+of the layers; what they say does not matter, what they cost does. Our cases take turns, so that a machine that gets
+slower does so for all of them; figures are medians. Exits 0 unless something cannot be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from bench.figures import RESULTS, Figure, report
+from bench.serving_ceilings import Breakdown, ceiling, measure_machine
+from bench.serving_engine import EngineBench
+from bench.serving_load import churn, cold_load, memory_per_rank, poisson
+from bench.serving_peers import TransformersPeer, vllm_rates
+from bench.serving_work import RANKS, make_adapter, make_prompts
+from loraport.dev.bases import ensure_default_base
+from loraport.dev.layout import Layout
+
+ROWS, PROMPT, NEW = 32, 64, 64
+LONG_ROWS, LONG_PROMPT = 8, 512
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Serving:
+    """All measurements of one dtype. `figures` and `facts` grow as they are made."""
+
+    def __init__(self, base: Path, dtype: str, *, threads: int, rounds: int, peer_s: float) -> None:
+        self.base, self.dtype, self.threads, self.rounds, self.peer_s = base, dtype, threads, rounds, peer_s
+        self.figures: list[Figure] = []
+        self.facts: dict[str, Any] = {}
+        self.engine = EngineBench(base, dtype, threads=threads)
+        groups = self.engine.decoder.groups
+        self.adapters = [make_adapter(groups, i, RANKS[i % len(RANKS)], torch.bfloat16) for i in range(16)]
+        names = [adapter.name for adapter in self.adapters]
+        self.cases: dict[str, list[str | None]] = {
+            "base": [None] * ROWS,
+            "1 adapter": [names[0]] * ROWS,
+            "4 adapters": [names[i % 4] for i in range(ROWS)],
+            "16 adapters": [names[i % 16] for i in range(ROWS)],
+        }
+
+    def figure(
+        self, name: str, value: float, baseline: float, target: float, unit: str, *, at_most: bool = False
+    ) -> None:
+        self.figures.append(
+            Figure(name=name, value=value, baseline=baseline, target=target, unit=unit, at_most=at_most)
+        )
+
+    def run(self) -> None:
+        """Make all measurements, the shortest first, so that a fault shows early."""
+        self.facts["memory_per_adapter"] = memory_per_rank(self.engine, self.adapters)
+        for adapter in self.adapters:
+            self.engine.load(adapter)
+        self.engine.batch(self.cases["16 adapters"], prompt=PROMPT, new=4)  # warms up
+        rates = self.closed_loop()
+        self.single()
+        self.prefill()
+        self.where_time_goes()
+        self.arrivals(rates["4 adapters"])
+        self.memory()
+        self.peers(rates)
+
+    def closed_loop(self) -> dict[str, float]:
+        """32 requests at once, whole answers: tokens per second of each case, beside what a step must cost."""
+        taken: dict[str, list[float]] = {name: [] for name in self.cases}
+        step_ms: dict[str, list[float]] = {name: [] for name in self.cases}
+        paths = {}
+        for turn in range(self.rounds):
+            for name, owners in self.cases.items():
+                seconds, streams = self.engine.batch(owners, prompt=PROMPT, new=NEW, seed=turn)
+                taken[name].append(seconds)
+                step_ms[name].append(statistics.median(gap for stream in streams for gap in stream.gaps))
+                paths[name] = streams[-1].path
+        rates = {name: ROWS * NEW / statistics.median(seconds) for name, seconds in taken.items()}
+        machine = measure_machine()
+        self.facts["machine_rates"] = (
+            f"{machine.bytes_s / 1e9:.1f} GB/s read, {machine.flops_s / 1e9:.0f} GFLOP/s float32"
+        )
+        for name, owners in self.cases.items():
+            least = ceiling(machine, self.engine.decoder, owners, self.adapters, context=PROMPT + NEW // 2)
+            self.facts[f"step, {name}"] = (
+                f"{statistics.median(step_ms[name]):.1f} ms; memory bound {least.memory_ms:.1f} ms, arithmetic bound "
+                f"{least.arithmetic_ms:.1f} ms; {rates[name]:.0f} tokens/s with prefill; {paths[name]}"
+            )
+        for name, target in (("1 adapter", 0.92), ("4 adapters", 0.75), ("16 adapters", 0.50)):
+            self.figure(f"{name} / own base", rates[name] / rates["base"], 1.0, target, "x")
+        return rates
+
+    def single(self) -> None:
+        """One stream of the base, decode and prefill, and the same of transformers (measured with the peers)."""
+        self._single = statistics.median(
+            self.engine.batch([None], prompt=PROMPT, new=NEW, seed=turn)[0] for turn in range(self.rounds)
+        )
+
+    def prefill(self) -> None:
+        """8 prompts of 512 tokens, one token each: nothing but prefill."""
+        owners = [adapter.name for adapter in self.adapters[:4]] * 2
+        taken: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(self.rounds):
+            for adapted in (False, True):
+                some: Sequence[str | None] = owners if adapted else [None] * LONG_ROWS
+                taken[adapted].append(self.engine.batch(some, prompt=LONG_PROMPT, new=1, seed=turn)[0])
+        base, four = (LONG_ROWS * LONG_PROMPT / statistics.median(taken[kind]) for kind in (False, True))
+        self.facts["prefill"] = f"base {base:.0f} tokens/s, 4 adapters {four:.0f} tokens/s"
+        self.figure("prefill 4 adapters / own base", four / base, 1.0, 0.85, "x")
+
+    def where_time_goes(self) -> None:
+        """Parts of a decode step, base and 16 adapters, and what is spent outside the forward pass."""
+        for name in ("base", "16 adapters"):
+            breakdown = Breakdown(self.engine.engine)
+            prompts = make_prompts(ROWS, PROMPT, self.engine.decoder.info.vocab_size, 7)
+            streams = [self.engine.submit(p, o, 24) for p, o in zip(prompts, self.cases[name], strict=True)]
+            while not all(len(stream.times) > 2 for stream in streams):
+                self.engine.engine.step()
+            with breakdown.watch():
+                for _ in range(12):
+                    self.engine.engine.step()
+            while not all(stream.ended for stream in streams):
+                self.engine.engine.step()
+            parts = ", ".join(f"{part} {ms:.1f}" for part, ms in breakdown.parts().items())
+            self.facts[f"breakdown, {name}, ms per step"] = parts
+            if name == "base":
+                self.figure("outside the forward pass", breakdown.overhead, 0.0, 0.05, "x", at_most=True)
+
+    def arrivals(self, saturated: float) -> None:
+        """Poisson arrivals, then a cold load beside running streams."""
+        owners = [None, *[adapter.name for adapter in self.adapters[:4]]]
+        median, p99, count = poisson(self.engine, owners, rate=0.7 * saturated / NEW, prompt=PROMPT, new=NEW)
+        self.facts["poisson"] = f"{count} requests at 70 % of {saturated:.0f} tokens/s, base and 4 adapters mixed"
+        self.figure("poisson p99 / median gap", p99 / median, median, 3.0, "x", at_most=True)
+        extra = make_adapter(self.engine.decoder.groups, 99, 64, torch.bfloat16)
+        quiet, loud = cold_load(self.engine, extra, rounds=self.rounds)
+        self.facts["cold load"] = f"p99 gap of 8 streams {quiet:.1f} ms without, {loud:.1f} ms with a load of rank 64"
+        self.figure("cold load p99 / without", loud / quiet, 1.0, 1.2, "x", at_most=True)
+
+    def memory(self) -> None:
+        """What adapters cost, and whether loading and evicting leaks."""
+        self.figure("adapter bytes / rank bytes", self.facts["memory_per_adapter"], 1.0, 1.05, "x", at_most=True)
+        before, after = churn(self.engine, 1000)
+        self.figure("RSS after 1,000 cycles", after / before, before, 1.02, "x", at_most=True)
+
+    def peers(self, rates: dict[str, float]) -> None:
+        """transformers, then PEFT on the same model object, with what is left of the engine's memory in place."""
+        peer = TransformersPeer(self.base, DTYPES[self.dtype])
+        prompts = make_prompts(ROWS, PROMPT, self.engine.decoder.info.vocab_size, 1)
+        whole = peer.measure(prompts, self.cases["base"], NEW, budget_s=self.peer_s)
+        one = peer.measure(prompts[:1], [None], NEW, budget_s=self.peer_s)
+        peer.adapt(self.adapters)
+        mixed = peer.measure(prompts, self.cases["16 adapters"], NEW, budget_s=self.peer_s)
+        rate = ROWS * NEW / whole.seconds
+        for name, time in (("transformers", whole), ("transformers, one stream", one), ("PEFT, 16 adapters", mixed)):
+            rows = 1 if time is one else ROWS
+            cut = "; decode steps extrapolated from the median one" if time.cut else ""
+            self.facts[name] = f"{rows * NEW / time.seconds:.1f} tokens/s, {time.rounds} rounds{cut}"
+        for name, target in (("base / transformers", 1.5), ("base, eager, held to compiled", 1.9)):
+            self.figure(name, rates["base"] / rate, rate, target, "x")
+        self.facts["compiled step"] = "there is none; a line holds the eager step to the compiled one's figure"
+        peft = ROWS * NEW / mixed.seconds
+        self.figure("16 adapters / PEFT mixed", rates["16 adapters"] / peft, peft, 4.0, "x")
+        self.figure("single stream / transformers", one.seconds / self._single, NEW / one.seconds, 1.2, "x")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure serving: throughput, latency, memory; peers beside it.")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    parser.add_argument(
+        "--base", type=Path, help="a checkpoint; by default the local stack's SmolLM2-135M, converted once"
+    )
+    parser.add_argument("--data", type=Path, default=Path(".loraport"), help="where the local stack keeps its base")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=3, help="runs per figure, at least 3")
+    parser.add_argument("--peer-seconds", type=float, default=45.0, help="time for each measurement of a peer")
+    parser.add_argument("--peers", type=Path, metavar="ENV", help="a virtual environment with vLLM's CPU build")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        base = options.base or ensure_default_base(Layout(options.data.absolute()), progress=print)
+        serving = Serving(
+            base, options.dtype, threads=options.threads, rounds=max(3, options.rounds), peer_s=options.peer_seconds
+        )
+        serving.run()
+    except Exception as error:
+        print(f"error: could not measure: {error!r}", file=sys.stderr)
+        return 1
+    facts = {
+        "dtype": options.dtype, "threads": options.threads, "rounds": serving.rounds,
+        "computed in": str(serving.engine.decoder.info.dtype).removeprefix("torch."),
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"), **serving.facts,
+    }  # fmt: skip
+    if options.peers:
+        rates = vllm_rates(options.peers, base, dtype=options.dtype, threads=options.threads, log=print)
+        facts |= {f"vLLM, {name}": f"{rate:.1f} tokens/s" for name, rate in rates.items()}
+    report(options.out or RESULTS / f"serving_{options.dtype}.json", serving.figures, facts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
