@@ -221,7 +221,7 @@ def test_path_choice() -> None:
     assert choose_path(make_layout([None], [4]), device_type="cpu") == BASE
     assert choose_path(make_layout([0], [1]), device_type="cpu") == PAGED
     assert choose_path(make_layout([0, 1], [1, 1]), device_type="cpu") == PAGED
-    assert choose_path(make_layout([0, 1], [90, 9]), device_type="cpu") == SEGMENTED
+    assert choose_path(make_layout([0, 1], [90, 12]), device_type="cpu") == SEGMENTED
     assert choose_path(make_layout([0, 1], [90, 1]), device_type="cpu") == MIXED
     with pytest.raises(ValueError, match="no LoRA kernel"):
         choose_path(make_layout([0], [1]), device_type="abacus")
