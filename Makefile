@@ -13,7 +13,7 @@ TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 # CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
 TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-refusals bench-registry tune-kernels bench-gpu clean
+.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
