@@ -206,7 +206,7 @@ def _bucket(blocks: int) -> int:
 
 def _make_group(spans: Sequence[AttentionSpan], cache: KvCache, q_heads: int, kv_heads: int) -> _Group:
     count, fold, block_size = spans[0].count, q_heads // kv_heads, cache.block_size
-    rows = torch.cat([torch.arange(span.row, span.row + count) for span in spans])
+    rows = torch.tensor([row for span in spans for row in range(span.row, span.row + count)])
     starts = torch.tensor([span.start for span in spans])
     last = starts[:, None] + torch.arange(count)[None, :]
     if count > 1 and spans[0].start == 0:
