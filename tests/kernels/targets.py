@@ -41,9 +41,6 @@ ALL = (
     GroupShape(14336, (4096,)),
     GroupShape(4096, (128256,)),
     GroupShape(576, (576, 192, 192)),
-    GroupShape(576, (1536, 1536)),
-    GroupShape(1536, (576,)),
-    GroupShape(64, (64,)),
 )
 
 

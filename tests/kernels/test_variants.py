@@ -55,6 +55,7 @@ def test_the_roofline_follows_the_rows_of_an_adapter(segments: list[tuple[int, i
 
 def test_wide_tiles_are_for_wide_ranks() -> None:
     assert chosen([(2048, 16)]).ranks == 16
+    assert chosen([(2048, 64)]).ranks == 64
     assert chosen([(1, 16)]).ranks == 8
 
 

@@ -113,18 +113,25 @@ def roofline_us(
     """Return the least time of a step's adapters in microseconds: the larger of memory time and arithmetic time.
 
     Arithmetic counts whole blocks (padded rows, and padded ranks on tensor cores), memory counts bytes once at the
-    memory's rate and repeated reads at the cache's.
+    memory's rate and repeated reads at the cache's: rank rows for every block of rows and, where
+    tiles are wide enough not to keep it at hand, x for every block of ranks.
     """
     rate = chip.vector * _VECTOR_SHARE if variant.kind == "decode" else chip.tensor * _TENSOR_SHARE
     total = 0.0
     for shape in shapes:
         cost = traffic(layout, ranks=ranks, shape=shape, element_bytes=element_bytes, block_rows=variant.rows)
-        blocks = 0
+        blocks = again = 0
         for segment in layout.segments:
             rank = ranks[segment.adapter]
             padded = rank if variant.kind == "decode" else -(-rank // variant.ranks) * variant.ranks
             blocks += -(-segment.rows // variant.rows) * variant.rows * padded
-        memory = (cost.compulsory_bytes + cost.repeated_bytes / chip.cache) / (chip.bandwidth * 1e3)
+            again += (
+                (variant.kind == "prefill")
+                * segment.rows
+                * max(0, -(-rank // variant.ranks) * len(shape.out_features) - 1)
+            )
+        repeated = cost.repeated_bytes + again * shape.in_features * element_bytes * shape.layers
+        memory = (cost.compulsory_bytes + repeated / chip.cache) / (chip.bandwidth * 1e3)
         total += max(memory, 2 * blocks * shape.values_per_rank * shape.layers / (rate * 1e6))
     return total
 
