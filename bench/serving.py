@@ -12,6 +12,7 @@ import logging
 import os
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Serving:
 
     def __init__(self, base: Path, dtype: str, *, threads: int, rounds: int, peer_s: float) -> None:
         self.base, self.dtype, self.threads, self.rounds, self.peer_s = base, dtype, threads, rounds, peer_s
+        self.started = time.monotonic()
         self.figures: list[Figure] = []
         self.facts: dict[str, Any] = {}
         self.engine = EngineBench(base, dtype, threads=threads)
@@ -54,13 +56,20 @@ class Serving:
     def figure(
         self, name: str, value: float, baseline: float, target: float, unit: str, *, at_most: bool = False
     ) -> None:
-        self.figures.append(
-            Figure(name=name, value=value, baseline=baseline, target=target, unit=unit, at_most=at_most)
-        )
+        made = Figure(name=name, value=value, baseline=baseline, target=target, unit=unit, at_most=at_most)
+        self.figures.append(made)
+        print(f"{self.elapsed():5.0f} s  {made.line()}", flush=True)
+
+    def fact(self, name: str, text: str) -> None:
+        self.facts[name] = text
+        print(f"{self.elapsed():5.0f} s  {name}: {text}", flush=True)
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
 
     def run(self) -> None:
         """Make all measurements, the shortest first, so that a fault shows early."""
-        self.facts["memory_per_adapter"] = memory_per_rank(self.engine, self.adapters)
+        pages = memory_per_rank(self.engine, self.adapters)
         for adapter in self.adapters:
             self.engine.load(adapter)
         self.engine.batch(self.cases["16 adapters"], prompt=PROMPT, new=4)  # warms up
@@ -69,7 +78,7 @@ class Serving:
         self.prefill()
         self.where_time_goes()
         self.arrivals(rates["4 adapters"])
-        self.memory()
+        self.memory(pages)
         self.peers(rates)
 
     def closed_loop(self) -> dict[str, float]:
@@ -85,14 +94,13 @@ class Serving:
                 paths[name] = streams[-1].path
         rates = {name: ROWS * NEW / statistics.median(seconds) for name, seconds in taken.items()}
         machine = measure_machine()
-        self.facts["machine_rates"] = (
-            f"{machine.bytes_s / 1e9:.1f} GB/s read, {machine.flops_s / 1e9:.0f} GFLOP/s float32"
-        )
+        self.fact("machine", f"{machine.bytes_s / 1e9:.1f} GB/s read, {machine.flops_s / 1e9:.0f} GFLOP/s in float32")
         for name, owners in self.cases.items():
             least = ceiling(machine, self.engine.decoder, owners, self.adapters, context=PROMPT + NEW // 2)
-            self.facts[f"step, {name}"] = (
+            self.fact(
+                f"step, {name}",
                 f"{statistics.median(step_ms[name]):.1f} ms; memory bound {least.memory_ms:.1f} ms, arithmetic bound "
-                f"{least.arithmetic_ms:.1f} ms; {rates[name]:.0f} tokens/s with prefill; {paths[name]}"
+                f"{least.arithmetic_ms:.1f} ms; {rates[name]:.0f} tokens/s with prefill; {paths[name]}",
             )
         for name, target in (("1 adapter", 0.92), ("4 adapters", 0.75), ("16 adapters", 0.50)):
             self.figure(f"{name} / own base", rates[name] / rates["base"], 1.0, target, "x")
@@ -113,7 +121,7 @@ class Serving:
                 some: Sequence[str | None] = owners if adapted else [None] * LONG_ROWS
                 taken[adapted].append(self.engine.batch(some, prompt=LONG_PROMPT, new=1, seed=turn)[0])
         base, four = (LONG_ROWS * LONG_PROMPT / statistics.median(taken[kind]) for kind in (False, True))
-        self.facts["prefill"] = f"base {base:.0f} tokens/s, 4 adapters {four:.0f} tokens/s"
+        self.fact("prefill", f"base {base:.0f} tokens/s, 4 adapters {four:.0f} tokens/s")
         self.figure("prefill 4 adapters / own base", four / base, 1.0, 0.85, "x")
 
     def where_time_goes(self) -> None:
@@ -130,7 +138,7 @@ class Serving:
             while not all(stream.ended for stream in streams):
                 self.engine.engine.step()
             parts = ", ".join(f"{part} {ms:.1f}" for part, ms in breakdown.parts().items())
-            self.facts[f"breakdown, {name}, ms per step"] = parts
+            self.fact(f"breakdown, {name}, ms per step", parts)
             if name == "base":
                 self.figure("outside the forward pass", breakdown.overhead, 0.0, 0.05, "x", at_most=True)
 
@@ -138,16 +146,16 @@ class Serving:
         """Poisson arrivals, then a cold load beside running streams."""
         owners = [None, *[adapter.name for adapter in self.adapters[:4]]]
         median, p99, count = poisson(self.engine, owners, rate=0.7 * saturated / NEW, prompt=PROMPT, new=NEW)
-        self.facts["poisson"] = f"{count} requests at 70 % of {saturated:.0f} tokens/s, base and 4 adapters mixed"
+        self.fact("poisson", f"{count} requests at 70 % of {saturated:.0f} tokens/s, base and 4 adapters mixed")
         self.figure("poisson p99 / median gap", p99 / median, median, 3.0, "x", at_most=True)
         extra = make_adapter(self.engine.decoder.groups, 99, 64, torch.bfloat16)
         quiet, loud = cold_load(self.engine, extra, rounds=self.rounds)
-        self.facts["cold load"] = f"p99 gap of 8 streams {quiet:.1f} ms without, {loud:.1f} ms with a load of rank 64"
+        self.fact("cold load", f"p99 gap of 8 streams {quiet:.1f} ms without, {loud:.1f} ms with a load of rank 64")
         self.figure("cold load p99 / without", loud / quiet, 1.0, 1.2, "x", at_most=True)
 
-    def memory(self) -> None:
+    def memory(self, pages: float) -> None:
         """What adapters cost, and whether loading and evicting leaks."""
-        self.figure("adapter bytes / rank bytes", self.facts["memory_per_adapter"], 1.0, 1.05, "x", at_most=True)
+        self.figure("adapter bytes / rank bytes", pages, 1.0, 1.05, "x", at_most=True)
         before, after = churn(self.engine, 1000)
         self.figure("RSS after 1,000 cycles", after / before, before, 1.02, "x", at_most=True)
 
@@ -160,13 +168,13 @@ class Serving:
         peer.adapt(self.adapters)
         mixed = peer.measure(prompts, self.cases["16 adapters"], NEW, budget_s=self.peer_s)
         rate = ROWS * NEW / whole.seconds
-        for name, time in (("transformers", whole), ("transformers, one stream", one), ("PEFT, 16 adapters", mixed)):
-            rows = 1 if time is one else ROWS
-            cut = "; decode steps extrapolated from the median one" if time.cut else ""
-            self.facts[name] = f"{rows * NEW / time.seconds:.1f} tokens/s, {time.rounds} rounds{cut}"
+        for name, took in (("transformers", whole), ("transformers, one stream", one), ("PEFT, 16 adapters", mixed)):
+            rows = 1 if took is one else ROWS
+            cut = "; decode steps extrapolated from the median one" if took.cut else ""
+            self.fact(name, f"{rows * NEW / took.seconds:.1f} tokens/s, {took.rounds} rounds{cut}")
         for name, target in (("base / transformers", 1.5), ("base, eager, held to compiled", 1.9)):
             self.figure(name, rates["base"] / rate, rate, target, "x")
-        self.facts["compiled step"] = "there is none; a line holds the eager step to the compiled one's figure"
+        self.fact("compiled step", "there is none; a line holds the eager step to the compiled one's figure")
         peft = ROWS * NEW / mixed.seconds
         self.figure("16 adapters / PEFT mixed", rates["16 adapters"] / peft, peft, 4.0, "x")
         self.figure("single stream / transformers", one.seconds / self._single, NEW / one.seconds, 1.2, "x")
