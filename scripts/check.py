@@ -41,6 +41,7 @@ TYPED = (
     "services/executor/scheduler.py",
     "services/executor/step_meter.py",
     "services/executor/spec_check.py",
+    "services/executor/stuck.py",
 )
 
 STEPS: dict[str, tuple[str, ...]] = {

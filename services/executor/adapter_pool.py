@@ -239,9 +239,11 @@ class AdapterPool:
         """Keep a resident revision from eviction, or allow it again. Raises KeyError when it is not on the device."""
         self._residents[revision_id].pinned = pinned
 
-    def take_dirty(self) -> tuple[int, ...]:
-        """Return the pages that the device must scrub now."""
-        return tuple(self._dirty)
+    def take_dirty(self, budget_bytes: int | None = None) -> tuple[int, ...]:
+        """Return the pages that the device must scrub now: all, or about `budget_bytes` of them, at least one."""
+        if budget_bytes is None:
+            return tuple(self._dirty)
+        return tuple(self._dirty[: max(1, budget_bytes // self.page_bytes) if budget_bytes > 0 else 0])
 
     def scrubbed(self, pages: Iterable[int]) -> None:
         """Make dirty pages clean again. Raises ValueError for a page that was not dirty."""

@@ -28,6 +28,24 @@ class BlockTables:
         """Return the blocks that running requests still need for tokens they already know, at least one each."""
         return sum(max(1, self.lack(request, request.length)) for request in running)
 
+    def coming(self, running: Iterable[Request]) -> set[bytes]:
+        """Return the names of the blocks that requests in prefill are computing and have not offered yet."""
+        found: set[bytes] = set()
+        for request in running:
+            if request.pending > 1:
+                full = request.length // self.pool.block_size
+                self._name(request, full)
+                found.update(request.chain[request.published : full])
+        return found
+
+    def awaits(self, request: Request, coming: set[bytes]) -> bool:
+        """Say whether blocks that the request could share are `coming`: computing them again would be waste."""
+        if not coming:
+            return False
+        count = request.skippable // self.pool.block_size
+        self._name(request, count)
+        return not coming.isdisjoint(request.chain[:count])
+
     def share(self, request: Request) -> int:
         """Start an empty table with the cached blocks of the request's prefix; returns the tokens that they hold.
 

@@ -26,6 +26,20 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LifeLimits:
+    """When a process ends. Times in seconds."""
+
+    # How long running requests may take to end at shutdown.
+    drain_s: float = 20.0
+    # A step that takes longer is stuck: the process says NOT_SERVING and ends, for whoever runs it to start again.
+    step_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.drain_s < 0 or self.step_timeout_s <= 0:
+            raise ValueError("drain_s is not negative, step_timeout_s is above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
     """Fields of the configuration file. Sizes in bytes, times in seconds, addresses `host:port`."""
 
@@ -70,8 +84,7 @@ class ExecutorConfig:
     max_loads: int = 2
     load_timeout_s: float = 120.0
     load_bytes_per_step: int = 8 << 20
-    # How long running requests may take to end at shutdown.
-    drain_s: float = 20.0
+    life: LifeLimits = field(default_factory=LifeLimits)
 
     def __post_init__(self) -> None:
         counts = (self.kv_bytes, self.pool_bytes, self.block_size, self.page_rows, self.max_rows, self.max_step_tokens)
@@ -79,5 +92,5 @@ class ExecutorConfig:
             raise ValueError("budgets, sizes and counts must be at least 1")
         if self.max_step_tokens < self.max_rows:
             raise ValueError("max_step_tokens must hold one token of every row, so at least max_rows")
-        if self.threads < 0 or self.load_timeout_s <= 0 or self.drain_s < 0:
-            raise ValueError("threads and drain_s are not negative, load_timeout_s is above 0")
+        if self.threads < 0 or self.load_timeout_s <= 0:
+            raise ValueError("threads is not negative, load_timeout_s is above 0")

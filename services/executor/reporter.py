@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from services.executor.engine.loop import EngineState
+from services.executor.engine.state import EngineState
 from services.shared.clock import Clock
 from services.shared.residency import REPORT_EVERY_S, Notice, Resident
 

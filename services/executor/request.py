@@ -7,7 +7,8 @@ exactly once, from any state, with one typed reason. A pair that the table lacks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -167,7 +168,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
-    """What one sequence asks for. `deadline` is on the engine's clock, in seconds; a larger `priority` goes first.
+    """What one sequence asks for. `deadline` is on the engine's clock, in seconds; a larger `priority` goes
+    first among the requests of one `salt`.
 
     With `score`, given tokens are scored instead of new ones made; of `sampling` nothing counts then.
     """
@@ -264,10 +266,20 @@ class Request:
             return ()
         return score.targets[max(start - before, self.scored) : max(end - before, 0)]
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """Sort key: higher priority first, then first come first served."""
-        return (-self.spec.priority, self.sequence)
+
+def in_order(requests: Iterable[Request]) -> list[Request]:
+    """Return requests in the order in which they are served: first come first served.
+
+    Priority orders the requests of one tenant (one salt) among the places that the tenant has in that order, and never
+    takes a place of another tenant's.
+    """
+    arrived = sorted(requests, key=lambda request: request.sequence)
+    if all(request.spec.priority == 0 for request in arrived):
+        return arrived
+    ranked: dict[bytes, deque[Request]] = {}
+    for request in sorted(arrived, key=lambda request: -request.spec.priority):
+        ranked.setdefault(request.spec.salt, deque()).append(request)
+    return [ranked[request.spec.salt].popleft() for request in arrived]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,15 @@
     events = scheduler.commit(plan, result, now=…)
 
 Rules:
- - Rows that decode go first (one token each); then waiting requests are admitted, higher priority first, then first
-   come first served; then all rows in prefill share what is left of the step's tokens (prefill.py).
+ - Rows that decode go first (one token each); then waiting requests are admitted, first come first served, where
+   priority orders a tenant's own; then all rows in prefill share what is left of the step's tokens (prefill.py).
  - When blocks run out, the last request in that order loses its blocks and waits again; its tokens are kept and
    computed anew (preemption by recompute). The first in order can always take blocks from all others,
    and no request is accepted that does not fit the pool alone: so something always advances.
  - A waiting request is admitted only if all its known tokens fit beside what the running rows still need for theirs
    (at least one block each), and never in a step that preempted: admission must not cause the next preemption.
+ - A request whose prefix is being computed by a running one waits for those blocks instead of computing them too:
+   n answers to one prompt compute it once. It holds nothing meanwhile, and others pass it.
  - Cancellation, deadlines and revocation take effect before the next plan.
 """
 
@@ -35,6 +37,7 @@ from services.executor.request import (
     State,
     Tokens,
     Usage,
+    in_order,
 )
 from services.executor.spec_check import check_spec
 
@@ -132,7 +135,7 @@ class Scheduler:
     def plan(self, *, now: float) -> Plan:
         """Decide the next step. An empty plan means that nothing can be computed now."""
         self._expire(now)
-        self._running.sort(key=lambda r: r.order)
+        self._running = in_order(self._running)
         self._step += 1
         step = _Step(self.limits.max_step_tokens)
         for request in [r for r in self._running if r.pending == 1]:
@@ -206,29 +209,34 @@ class Scheduler:
 
     def _admit(self, now: float, step: _Step) -> set[str]:
         """Let waiting requests join, as long as there is a token of this step for each; returns their ids."""
-        self._waiting.sort(key=lambda r: r.order)
+        self._waiting = in_order(self._waiting)
         prefilling, joined = sum(r.pending > 1 for r in self._running), set[str]()
-        while self._waiting and len(self._running) < self.limits.max_rows and step.budget > prefilling + len(joined):
-            request = self._waiting[0]
+        coming = self._tables.coming(self._running) if self._waiting else set()
+        passed = 0
+        while passed < len(self._waiting) and len(self._running) < self.limits.max_rows:
+            if step.budget <= prefilling + len(joined):
+                break
+            request = self._waiting[passed]
+            if passed < self.limits.max_rows and self._tables.awaits(request, coming):
+                passed += 1
+                continue
             cached = self._tables.share(request)
             need = self._tables.lack(request, request.length) + self._tables.owed(self._running)
             if need > self.blocks.available:
                 self._tables.drop(request)
                 break
-            self._waiting.pop(0)
+            self._waiting.pop(passed)
             request.move(Move.ADMIT, cause=f"step {self._step}")
             if request.admitted_at is None:
                 request.admitted_at = now
                 request.prefix_hit_tokens = cached
+                queue_s = max(0.0, now - request.arrival)
                 self._events.append(
-                    Started(
-                        request_id=request.spec.request_id,
-                        queue_s=max(0.0, now - request.arrival),
-                        prefix_hit_tokens=cached,
-                    )
+                    Started(request_id=request.spec.request_id, queue_s=queue_s, prefix_hit_tokens=cached)
                 )
             self._running.append(request)
             joined.add(request.spec.request_id)
+            coming |= self._tables.coming((request,))
         return joined
 
     def commit(self, plan: Plan, result: StepResult, *, now: float) -> tuple[Event, ...]:

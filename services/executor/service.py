@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import structlog
@@ -13,12 +14,13 @@ from loraport.executor.v1.executor_service_pb2_grpc import add_ExecutorServiceSe
 from services.executor.berths import Berths
 from services.executor.config import ExecutorConfig
 from services.executor.engine.build import Device, EngineSizes, open_device
-from services.executor.engine.loop import EngineOptions
+from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.loader_client import LoaderClient
 from services.executor.model.interface import ModelUnsupported
 from services.executor.registry_client import RegistryClient
 from services.executor.reporter import Reporter
 from services.executor.servicer import ExecutorServicer, Identity
+from services.executor.watchdog import LastResort, Watchdog
 from services.shared.board import Board
 from services.shared.catalog import RevisionItem
 from services.shared.checkpoint import CheckpointKeeper, checkpoint_keys, prove_by
@@ -39,7 +41,9 @@ WATCH_S = 0.5
 class ExecutorService:
     """An executor process: one address, one base, one device thread."""
 
-    def __init__(self, config: ExecutorConfig, *, trust: TrustStore, clock: Clock) -> None:
+    def __init__(
+        self, config: ExecutorConfig, *, trust: TrustStore, clock: Clock, last_resort: LastResort | None
+    ) -> None:
         self._config = config
         self._trust = trust
         self._clock = clock
@@ -57,6 +61,9 @@ class ExecutorService:
         self._device: Device | None = None
         self._berths: Berths | None = None
         self._reporting: asyncio.Task[None] | None = None
+        self._last_resort = last_resort
+        self._watchdog: Watchdog | None = None
+        self._stuck = asyncio.Event()
         self.port = 0
 
     async def start(self) -> None:
@@ -97,6 +104,7 @@ class ExecutorService:
         )
         self._server.add(add_ExecutorServiceServicer_to_server, servicer)
         device.engine.start()
+        self._watchdog = self._watch(device.engine)
         self._registry.start()
         reporter = Reporter(
             self._board,
@@ -108,6 +116,18 @@ class ExecutorService:
         )
         self._reporting = asyncio.create_task(reporter.run())
         await self._server.start()
+
+    def _watch(self, engine: Engine) -> Watchdog:
+        loop = asyncio.get_running_loop()
+
+        def on_stuck() -> None:  # on the watchdog's thread
+            engine.give_up()
+            loop.call_soon_threadsafe(self._stuck.set)
+
+        limit_s = self._config.life.step_timeout_s
+        watchdog = Watchdog(engine.turn, limit_s=limit_s, on_stuck=on_stuck, last_resort=self._last_resort)
+        watchdog.start()
+        return watchdog
 
     def _open(self) -> tuple[Device, str]:
         config, directory = self._config, Path(self._config.base_dir)
@@ -145,18 +165,23 @@ class ExecutorService:
         return device, base
 
     async def stop(self) -> None:
-        """Accepts nothing new, lets requests end for `drain_s`, then ends the rest and the device thread."""
-        device = self._device
-        if device is not None:
+        """Accepts nothing new, lets requests end for `drain_s`, then ends the rest and the device thread.
+
+        Nothing is waited for that a stuck device thread would have to do.
+        """
+        device, stuck = self._device, self._stuck.is_set()
+        if device is not None and not stuck:
             device.engine.drain()
-        await self._server.stop(self._config.drain_s)
+        await self._server.stop(0 if stuck else self._config.life.drain_s)
         if self._reporting is not None:
             self._reporting.cancel()
             await asyncio.gather(self._reporting, return_exceptions=True)
         if self._berths is not None:
             await self._berths.close()
-        if device is not None:
+        if device is not None and not stuck:
             await asyncio.to_thread(device.engine.close)
+        if self._watchdog is not None:
+            await asyncio.to_thread(self._watchdog.stop)
         await self._registry.close()
         await self._loader.close()
         await self._board.close()
@@ -170,7 +195,7 @@ class ExecutorService:
         watched = {
             self._reporting,
             asyncio.create_task(self._registry.failed()),
-            asyncio.create_task(self._device_failed()),
+            asyncio.create_task(self._device_failed(), name="device thread"),
         }
         try:
             await first_ended(watched)
@@ -179,8 +204,10 @@ class ExecutorService:
                 task.cancel()
 
     async def _device_failed(self) -> None:
-        while self._device is None or not self._device.engine.state().failed:
-            await asyncio.sleep(WATCH_S)
+        while self._device is None or not (self._stuck.is_set() or self._device.engine.state().failed):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stuck.wait(), WATCH_S)
+        await self._server.set_serving(False)
 
     def _gone(self, items: list[RevisionItem]) -> None:
         if self._berths is not None:
@@ -191,8 +218,8 @@ def _on_fault(error: BaseException) -> None:
     log.error("a fault on the device thread", exc_info=error)
 
 
-async def build(config: ExecutorConfig) -> ExecutorService:
-    """Returns the service of a configuration, not started yet.
+async def build(config: ExecutorConfig, *, last_resort: LastResort | None = None) -> ExecutorService:
+    """Returns the service of a configuration, not started yet. `last_resort` ends the process when it cannot itself.
 
     Raises:
         ConfigError, OSError: something that the configuration names cannot be used.
@@ -203,4 +230,4 @@ async def build(config: ExecutorConfig) -> ExecutorService:
         trust = TrustStore.load(config.trust_dir, state_file=state_file(config.checkpoint.state_file))
     except TrustError as error:
         raise ConfigError(str(error)) from None
-    return ExecutorService(config, trust=trust, clock=SystemClock())
+    return ExecutorService(config, trust=trust, clock=SystemClock(), last_resort=last_resort)

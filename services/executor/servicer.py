@@ -15,7 +15,7 @@ from loraport.executor.v1.executor_service_pb2_grpc import ExecutorServiceServic
 from services.executor import wire
 from services.executor.berths import Berths
 from services.executor.engine.build import Device
-from services.executor.engine.loop import EngineState
+from services.executor.engine.state import EngineState
 from services.executor.execution import Execution
 from services.executor.ports import Registry
 from services.executor.request import Ended, RefusalReason, Refused, RequestSpec, Started, Tokens

@@ -89,6 +89,7 @@ PURE = (
     "services.executor.scheduler",
     "services.executor.step_meter",
     "services.executor.spec_check",
+    "services.executor.stuck",
 )
 IMPURE = ("grpc", "torch", "time", "random", "secrets", "uuid", "os", "pathlib", "asyncio", "threading", "socket")
 

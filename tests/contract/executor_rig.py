@@ -306,7 +306,7 @@ def _config(tmp_path: Path, base_dir: Path, peer_port: int, **settings: Any) -> 
         "kv_bytes": 1 << 20,
         "pool_bytes": 1 << 22,
         "threads": 1,
-        "drain_s": 2.0,
+        "life": {"drain_s": 2.0},
         "load_timeout_s": 20.0,
         **settings,
     }

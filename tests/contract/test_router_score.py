@@ -36,6 +36,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await world.start_registry()
     await world.start_executor("e0")
     await world.start_router()
+    await eventually(lambda: world.router._fleet.view().serves("tiny"), 20)
     yield world
     await world.stop()
 

@@ -78,6 +78,23 @@ def status(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
     raise typer.Exit(0 if serving else 1)
 
 
+@app.command("restart")
+def restart(
+    name: Annotated[str, typer.Argument(help="The process, as in: loraport dev status.")],
+    data: Data = DEFAULT_DATA,
+    as_json: Json = False,
+) -> None:
+    """Stop one process of the local stack and start it again; the others run on."""
+    with _one_line_errors(), _progress() as progress:
+        from loraport.dev.stack import restart
+
+        record = restart(data, name, progress)
+    if as_json:
+        print_json(asdict(record))
+    else:
+        say(f"{name} is serving again")
+
+
 @app.command("down")
 def down(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
     """Stop the local stack: running requests may end, then every process does."""

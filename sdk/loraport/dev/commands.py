@@ -25,6 +25,7 @@ maxmemory 64mb
 maxmemory-policy volatile-ttl
 """
 
+EXECUTOR_WAIT_S = 10.0
 # Of a unix socket's path: `sockaddr_un` has 108 bytes, the last one is zero.
 MAX_SOCKET_PATH_BYTES = 107
 
@@ -129,14 +130,21 @@ def _s3(layout: Layout, ports: Ports) -> Program:
         kind="s3",
         command=command,
         port=ports.s3,
-        env=(("RCLONE_AUTH_KEY", f'"{access},{secret}"'),),
+        env=s3_environment(access, secret),
     )
+
+
+def s3_environment(access: str, secret: str) -> tuple[tuple[str, str], ...]:
+    """Returns what the S3 server needs beside its command."""
+    return (("RCLONE_AUTH_KEY", f'"{access},{secret}"'),)
 
 
 def _service(layout: Layout, name: str, kind: str, port: int, config: dict[str, Any]) -> Program:
     path = layout.config(name)
     write_private(path, json.dumps(config, indent=1).encode())
-    command = (sys.executable, "-m", f"services.{kind}", "--config", str(path))
+    command: tuple[str, ...] = (sys.executable, "-m", f"services.{kind}", "--config", str(path))
+    if kind == "executor":  # It ends itself when its device is stuck, for whoever runs it to start it again.
+        command = (sys.executable, "-m", "loraport.dev.keep", *command)
     return Program(name=name, kind=kind, command=command, port=port)
 
 
@@ -200,6 +208,8 @@ def _router_config(plan: StackPlan) -> dict[str, Any]:
         "root_state_file": str(layout.roots("router")),
         "pepper_file": str(layout.secret("pepper")),
         "valkey_url": _valkey_url(layout, ports),
+        # An executor that ended is started again; a request may wait for that.
+        "executor_wait_s": EXECUTOR_WAIT_S,
     }
 
 

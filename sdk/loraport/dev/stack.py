@@ -22,9 +22,10 @@ from loraport.dev.commands import (
     make_endpoints,
     make_programs,
     rclone_program,
+    s3_environment,
     valkey_program,
 )
-from loraport.dev.credentials import ensure_credentials, write_private
+from loraport.dev.credentials import ensure_credentials, s3_credentials, write_private
 from loraport.dev.health import HealthProbe, accepts, port_free, wait_ready
 from loraport.dev.layout import DEFAULT_PORT_BASE, ENDPOINTS_SCHEMA, Layout, Ports, StackError, read_endpoints
 from loraport.dev.processes import ProcessRecord, find, find_by_command, spawn, stop_all
@@ -122,6 +123,38 @@ def down(data: Path) -> list[str]:
         with locked(layout):
             state = read_state(layout)
             return _stop(layout, state) if state is not None else []
+    except OSError as error:
+        raise StackError(f"cannot use {error.filename or layout.data}: {error.strerror or error}") from None
+
+
+def restart(data: Path, name: str, progress: Progress) -> ProcessRecord:
+    """Ends one process of the stack at `data` as `down` would, starts it again and waits until it serves.
+
+    Raises:
+        StackError: there is no such process, or it does not come up; the others run on.
+    """
+    layout = Layout.at(data)
+    try:
+        with locked(layout):
+            state = read_state(layout)
+            if state is None or not state.complete:
+                raise StackError(f"no stack at {data}; start one with: loraport dev up")
+            old = next((record for record in state.processes if record.name == name), None)
+            if old is None:
+                raise StackError(f"no process {name}; there are {', '.join(r.name for r in state.processes)}")
+            progress(f"{name}: stopping")
+            stop_all([old], grace_s=DRAIN_S)
+            env = s3_environment(*s3_credentials(layout)) if name == "s3" else ()
+            program = Program(name=name, kind=name, command=tuple(state.commands[name]), port=old.port, env=env)
+            new = _spawn(layout, program)
+            records = tuple(new if record is old else record for record in state.processes)
+            write_state(layout, replace(state, processes=records))
+            probe = HealthProbe(layout)
+            try:
+                wait_ready(layout, [new], lambda record: _ready(probe, record), progress, timeout_s=READY_TIMEOUT_S)
+            finally:
+                probe.close()
+            return new
     except OSError as error:
         raise StackError(f"cannot use {error.filename or layout.data}: {error.strerror or error}") from None
 

@@ -94,8 +94,8 @@ class Loads:
         load = self._queue.setdefault(staged.revision_id, _Load(staged, tenant, self._clock()))
         load.waiters.append(waiter)
 
-    def advance(self, budget_bytes: int) -> None:
-        """Reserve pages for loads that can have them, then copy up to about `budget_bytes`."""
+    def advance(self, budget_bytes: int) -> int:
+        """Reserve pages for loads that can have them, then copy up to about `budget_bytes`; returns what is left."""
         for revision_id, load in list(self._queue.items()):
             if load.pages is None:
                 self._reserve(revision_id, load)
@@ -109,6 +109,7 @@ class Loads:
                     break
             else:
                 self._finish(revision_id, load)
+        return budget_bytes
 
     def _reserve(self, revision_id: str, load: _Load) -> None:
         if all(waiter.cancelled() for waiter in load.waiters):

@@ -10,63 +10,34 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.executor.adapter_pool import AdapterPool, Residency
+from services.executor.adapter_pool import AdapterPool
 from services.executor.engine.loads import Lease, Loads
 from services.executor.engine.runner import Runner
 from services.executor.engine.staging import Staged
+from services.executor.engine.state import EngineState, read_state
 from services.executor.plan import Plan
 from services.executor.request import Ended, Event, FinishReason, RefusalReason, Refused, RequestSpec
 from services.executor.scheduler import Scheduler
-from services.executor.step_meter import StepMeter, StepTotals
+from services.executor.step_meter import StepMeter
 
 _T = TypeVar("_T")
+_WHOLE = 2**62  # a budget for all there is
 Sink = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """`load_bytes_per_step` bounds the copying to pages between two steps while requests run.
+    """`load_bytes_per_step` bounds the erasing and writing of pages between two steps while requests run.
 
     `check_every_step` verifies all books after every step (tests)."""
 
     load_bytes_per_step: int = 8 * 2**20
     check_every_step: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineState:
-    """A snapshot. Pages of `page_bytes` each; KV counts are blocks; `changes` counts changes of what is resident.
-
-    `kv_named` has the blocks, held or cached, whose keys and values a revision made; the base's are not in it.
-    """
-
-    failed: bool
-    draining: bool
-    open_requests: int
-    running: int
-    waiting: int
-    pending_loads: int
-    kv_free: int
-    kv_cached: int
-    kv_total: int
-    kv_named: Mapping[str, int]
-    residents: tuple[Residency, ...]
-    free_pages: int
-    page_count: int
-    page_bytes: int
-    page_rows: int
-    changes: int
-    totals: StepTotals
-    tokens_out: int
-    preemptions: int
-    evictions: int
-    loads_done: int
-    thrashes: int
 
 
 @dataclass(slots=True)
@@ -100,10 +71,9 @@ class Engine:
         self._open: dict[str, _Open] = {}
         self._loads = Loads(adapters, runner.pool, lock=self._lock, make_lease=self.acquire, clock=clock)
         self._thread: threading.Thread | None = None
-        self._stirred = False
-        self._stopping = self._draining = self._failed = False
+        self._stirred = self._working = self._stopping = self._draining = self._failed = False
         self._meter = StepMeter()
-        self._tokens_out = 0
+        self._tokens_out = self._turn = 0
 
     @property
     def max_length(self) -> int:
@@ -199,45 +169,41 @@ class Engine:
     def state(self) -> EngineState:
         """Return a snapshot of the books."""
         with self._lock:
-            kv = self._scheduler.blocks.counts()
-            return EngineState(
-                failed=self._failed,
-                draining=self._draining,
-                open_requests=len(self._open),
-                running=self._scheduler.running,
-                waiting=self._scheduler.waiting,
-                pending_loads=self._loads.pending,
-                kv_free=kv.free,
-                kv_cached=kv.cached,
-                kv_total=self._scheduler.blocks.block_count - 1,
-                kv_named=self._scheduler.blocks.named(),
-                residents=self._adapters.residents(),
-                free_pages=self._adapters.free_pages,
-                page_count=self._adapters.page_count,
-                page_bytes=self._adapters.page_bytes,
-                page_rows=self._adapters.page_rows,
-                changes=self._adapters.changes,
-                totals=self._meter.totals,
-                tokens_out=self._tokens_out,
-                preemptions=self._scheduler.preemptions,
-                evictions=self._adapters.evictions,
-                loads_done=self._loads.done,
-                thrashes=self._adapters.thrashes,
-            )
+            flags = {"failed": self._failed, "draining": self._draining, "open_requests": len(self._open)}
+            made = {"totals": self._meter.totals, "tokens_out": self._tokens_out}
+            return read_state(self._scheduler, self._adapters, self._loads, **flags, **made)
+
+    def turn(self) -> int | None:
+        """Return which turn the device thread is in, None between turns. No lock: a stuck turn may hold it."""
+        return self._turn if self._working else None
+
+    def give_up(self) -> None:
+        """The device thread is stuck: say FAILED and take nothing more. What is open stays open. No lock."""
+        self._failed = True
 
     def step(self) -> bool:
         """Do one turn of the loop: the device thread's, or a test's that did not `start`.
 
         Returns whether a plan was computed.
         """
+        self._turn += 1
+        self._working = True
+        try:
+            return self._step()
+        finally:
+            self._working = False
+
+    def _step(self) -> bool:
         with self._lock:
             commands, self._inbox = self._inbox, deque()
             self._stirred = False
         for command in commands:
             command()
-        self._scrub()
-        self._loads.advance(self._load_budget())
-        self._scrub()
+        # Pages are erased and written between steps: bounded, so that no running row waits long for it.
+        budget = _WHOLE if self._scheduler.idle else self._options.load_bytes_per_step
+        budget = self._scrub(budget)
+        budget = self._loads.advance(budget)
+        self._scrub(budget)
         computed = self._compute()
         if self._options.check_every_step:
             with self._lock:
@@ -263,9 +229,6 @@ class Engine:
 
     def _busy(self) -> bool:
         return not self._scheduler.idle or self._loads.writing or self._stirred
-
-    def _load_budget(self) -> int:
-        return self._options.load_bytes_per_step if not self._scheduler.idle else 2**62
 
     def _compute(self) -> bool:
         if self._scheduler.idle:
@@ -334,15 +297,17 @@ class Engine:
         self._deliver(self._scheduler.take_events())
         with self._lock:
             self._adapters.drain(revision_id)
-        self._scrub()
+        self._scrub(_WHOLE)
 
-    def _scrub(self) -> None:
+    def _scrub(self, budget: int) -> int:
+        """Erase pages without an owner, about `budget` bytes of them; returns what is left of it."""
         with self._lock:
-            dirty = self._adapters.take_dirty()
+            dirty = self._adapters.take_dirty(budget)
         if dirty:
             self._runner.pool.scrub(dirty)
             with self._lock:
                 self._adapters.scrubbed(dirty)
+        return budget - len(dirty) * self._adapters.page_bytes
 
     def _shut(self, reason: FinishReason) -> None:
         for command in self._inbox:
@@ -351,7 +316,7 @@ class Engine:
         with self._lock:
             self._scheduler.end_all(reason)
         self._deliver(self._scheduler.take_events())
-        self._scrub()
+        self._scrub(_WHOLE)
 
     def _post(self, command: Callable[[], None]) -> bool:
         """Hand a command to the device thread. Returns False when it no longer takes any."""
