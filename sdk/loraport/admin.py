@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from loraport.accounts import Accounts
 from loraport.bundle import base as base_models
 from loraport.bundle.canonical import canonical, load_strict
 from loraport.dev.layout import default_data, read_endpoints
@@ -99,6 +100,7 @@ class AdminClient:
         self._router = _Peer(router_admin, admin)
         # An upload proves itself by its session, so the loader's door for it never sees the admin's certificate.
         self._loader = _Peer(loader_upload, grpc.ssl_channel_credentials(ca))
+        self.accounts = Accounts(self._registry, self._router)
         self._tenants: Any = tenant_service_pb2_grpc.TenantServiceStub(self._registry.channel)
         self._keys: Any = key_service_pb2_grpc.KeyServiceStub(self._registry.channel)
         self._bases: Any = base_model_service_pb2_grpc.BaseModelServiceStub(self._registry.channel)

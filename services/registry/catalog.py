@@ -24,8 +24,9 @@ from loraport.bundle.base import BaseSpec
 from loraport.bundle.manifest import Manifest
 from loraport.bundle.verdict import ModuleEntry
 from services.registry.lifecycle import Event, IllegalMove, State, after
-from services.registry.records import AdapterRow, AliasRow, Findings, RevisionRow, etag_of
+from services.registry.records import AdapterRow, AliasRow, Findings, RevisionRow, TenantRow, etag_of
 from services.shared.errors import FaultList, LoraportError
+from services.shared.quotas import quota_exceeded
 from services.shared.statements import CLOCK_SKEW_S, Verification
 
 MAX_REASON = 512
@@ -102,6 +103,24 @@ def announce(
             metadata={"latest_version": str(latest)},
         )
     return Announcement(action="CREATE", superseded=same)
+
+
+def check_quota(
+    owner: TenantRow, used: tuple[int, int], *, new_adapter: bool, row: RevisionRow, superseded: RevisionRow | None
+) -> None:
+    """Checks what a tenant would keep after an announcement; `used` is its adapters and its bytes before it.
+
+    Raises:
+        LoraportError: QUOTA_EXCEEDED. Waiting does not help, so there is no delay in it.
+    """
+    adapters, stored = used
+    freed = superseded.size_bytes if superseded is not None and superseded.state != State.QUARANTINED else 0
+    for name, limit, after_it in (
+        ("adapter_count", owner.quota.adapter_count, adapters + 1 if new_adapter else 0),
+        ("stored_bytes", owner.quota.stored_bytes, stored - freed + row.size_bytes),
+    ):
+        if limit is not None and after_it > limit:
+            raise quota_exceeded(owner.tenant, name, limit)
 
 
 def superseded_reasons(row: RevisionRow, version: int) -> Findings:

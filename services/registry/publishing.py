@@ -18,6 +18,7 @@ from services.registry.store import accounts, adapters, bases, delegations, revi
 from services.registry.store.database import Transaction
 from services.shared.errors import Fault, LoraportError
 from services.shared.names import AdapterName, parse_revision
+from services.shared.quotas import NO_QUOTA
 from services.shared.statements import Record, StatementError, UploadSession, Verification, open_statement, seal
 
 MAX_SPEC_BYTES = 1 << 20
@@ -72,7 +73,7 @@ class Publishing:
             LoraportError: as RegisterRevision says.
         """
         connection = transaction.connection
-        accounts.require_tenant(connection, tenant)
+        owner = accounts.require_tenant(connection, tenant)
         threshold = delegations.newest(connection, tenant).threshold
         payload = _verified(envelope, accounts.active_signers(connection, tenant), threshold)
         manifest = _parsed(payload)
@@ -95,6 +96,9 @@ class Publishing:
             row = same
         else:
             row = _new_row(manifest, base, digest, now_us=now_us)
+            if owner.quota != NO_QUOTA:
+                used = accounts.usage(connection, tenant)
+                catalog.check_quota(owner, used, new_adapter=adapter is None, row=row, superseded=decision.superseded)
             if not validate_only:
                 row = self._write(transaction, row, envelope, adapter, decision.superseded)
         return self._announced(row, now_us=now_us, validate_only=validate_only)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from services.registry.lifecycle import State
 from services.shared.names import AdapterName, alias_name, revision_name
+from services.shared.quotas import Quota
 
 # Rows of (code, detail, subject).
 Findings = tuple[tuple[str, str, str], ...]
@@ -25,6 +26,7 @@ class TenantRow(NamedTuple):
     display_name: str
     weight: float
     base_allowed: bool
+    quota: Quota
     create_us: int
     epoch: int
 

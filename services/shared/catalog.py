@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from services.shared.quotas import NO_QUOTA, Quota
 from services.shared.statements import Record, StatementError, TrustedKeys, open_statement
 
 
@@ -18,6 +19,7 @@ class TenantItem:
     tenant: str
     weight: float
     base_allowed: bool
+    quota: Quota = NO_QUOTA
 
 
 @dataclass(frozen=True, slots=True)

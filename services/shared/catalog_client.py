@@ -9,18 +9,26 @@ import structlog
 from loraport.registry.v1 import catalog_service_pb2 as pb
 from loraport.registry.v1 import catalog_service_pb2_grpc as stubs
 from loraport.registry.v1.adapter_service_pb2 import Revision
+from loraport.registry.v1.tenant_service_pb2 import TenantQuota
 from services.shared.catalog import AliasItem, BaseItem, CatalogView, Item, KeyItem, RevisionItem, RootItem, TenantItem
+from services.shared.quotas import NAMES, Quota
 
 log = structlog.get_logger()
 
 RECONNECT_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
+def quota_from_proto(message: TenantQuota) -> Quota:
+    """Returns the quotas of a message."""
+    return Quota(**{name: getattr(message, name) for name in NAMES if message.HasField(name)})
+
+
 def from_proto(item: pb.CatalogItem) -> Item | None:
     """Returns the plain value of an item, None for a kind that this release does not know."""
     match item.WhichOneof("item"):
         case "tenant":
-            return TenantItem(item.tenant.tenant, item.tenant.weight, item.tenant.base_allowed)
+            tenant = item.tenant
+            return TenantItem(tenant.tenant, tenant.weight, tenant.base_allowed, quota_from_proto(tenant.quota))
         case "key":
             key = item.key
             expires = key.expire_time.ToNanoseconds() / 1e9 if key.HasField("expire_time") else None

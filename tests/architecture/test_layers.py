@@ -43,6 +43,7 @@ PURE = (
     "services.shared.names",
     "services.shared.paging",
     "services.shared.prefix_hash",
+    "services.shared.quotas",
     "services.shared.residency",
     "services.shared.sampling",
     "services.shared.statements",

@@ -19,6 +19,7 @@ from loraport.cli import (
     generate,
     imports,
     log,
+    quotas,
     score,
     sharing,
     signers,
@@ -33,6 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+tenants.tenant_app.command("show")(quotas.show_tenant)
+tenants.tenant_app.command("set-quota")(quotas.set_quota)
+tenants.key_app.command("rotate")(quotas.rotate_key)
 app.add_typer(tenants.tenant_app, name="tenant")
 app.add_typer(tenants.key_app, name="key")
 app.add_typer(signers.app, name="signer")

@@ -25,6 +25,7 @@ from services.registry.records import (
 from services.registry.store.delegations import DelegationRow
 from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, RootItem, TenantItem
 from services.shared.names import base_model_name, tenant_name
+from services.shared.quotas import NO_QUOTA, Quota
 
 
 def timestamp(us: int) -> Timestamp:
@@ -51,7 +52,13 @@ def tenant(row: TenantRow) -> tenant_pb.Tenant:
         weight=row.weight,
         base_allowed=row.base_allowed,
         create_time=timestamp(row.create_us),
+        quota=quota(row.quota),
     )
+
+
+def quota(limits: Quota) -> tenant_pb.TenantQuota | None:
+    """Returns the message of quotas; None when there are none."""
+    return tenant_pb.TenantQuota(**limits.given()) if limits != NO_QUOTA else None
 
 
 def api_key(row: ApiKeyRow) -> key_pb.ApiKey:
@@ -172,7 +179,12 @@ def catalog_item(item: Item) -> catalog_pb.CatalogItem:
     match item:
         case TenantItem():
             return catalog_pb.CatalogItem(
-                tenant=catalog_pb.CatalogTenant(tenant=item.tenant, weight=item.weight, base_allowed=item.base_allowed)
+                tenant=catalog_pb.CatalogTenant(
+                    tenant=item.tenant,
+                    weight=item.weight,
+                    base_allowed=item.base_allowed,
+                    quota=quota(item.quota),
+                )
             )
         case KeyItem():
             return catalog_pb.CatalogItem(key=_catalog_key(item))

@@ -19,6 +19,7 @@ from services.shared.names import check_id, parse_owned, parse_tenant
 from services.shared.paging import Key, PageTokens, page_size
 
 MAX_PEM = 2048
+MAX_OVERLAP_S = 30 * 24 * 3600
 
 
 class KeyServicer(stubs.KeyServiceServicer):
@@ -78,6 +79,28 @@ class KeyServicer(stubs.KeyServiceServicer):
             return convert.api_key(accounts.revoke_api_key(transaction, tenant, key, now_us=self._desk.now_us()))
 
         return await self._desk.change(request, pb.ApiKey, work, resource=request.name)
+
+    async def RotateApiKey(self, request: pb.RotateApiKeyRequest, context: Any) -> pb.RotateApiKeyResponse:
+        def work(transaction: Transaction, note: Note) -> pb.RotateApiKeyResponse:
+            tenant, key = parse_owned(request.name, "keys")
+            overlap_s, now_us = request.overlap.seconds, self._desk.now_us()
+            if not 0 <= overlap_s <= MAX_OVERLAP_S or not 0 <= request.overlap.nanos < 10**9:
+                raise LoraportError("INVALID_REQUEST", f"must be in [0, {MAX_OVERLAP_S}] s", subject="overlap")
+            old = accounts.require_api_key(transaction.connection, tenant, key)
+            if old.revoke_us is not None or (old.expire_us is not None and old.expire_us <= now_us):
+                raise LoraportError("INVALID_STATE", "the key opens no more; create another one")
+            made = make_api_key(self._randomness, self._pepper)
+            new = old._replace(
+                key_id=made.key_id, secret_hmac=made.secret_hmac, create_us=now_us, epoch=transaction.epoch()
+            )
+            ends_us = now_us + overlap_s * 1_000_000
+            replaced = accounts.replace_api_key(transaction, old, new, ends_us=ends_us)
+            shown = convert.api_key(new)
+            note.reason = f"replaced by {made.key_id}, ends in {overlap_s} s"
+            return pb.RotateApiKeyResponse(api_key=shown, secret=made.text, replaced=convert.api_key(replaced))
+
+        # No request id, as for CreateApiKey.
+        return await self._desk.change(request, pb.RotateApiKeyResponse, work, resource=request.name)
 
     async def CreateSigner(self, request: pb.CreateSignerRequest, context: Any) -> pb.Signer:
         def work(transaction: Transaction, note: Note) -> pb.Signer:

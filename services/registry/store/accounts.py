@@ -2,20 +2,29 @@
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
 
 from loraport.bundle.digest import sha256_digest
 from loraport.log.leaf import Kind
+from services.registry.lifecycle import State
 from services.registry.records import ApiKeyRow, SignerRow, TenantRow
 from services.registry.store import log
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build_all, build_optional, page
-from services.registry.store.tables import api_keys, signers, tenants
+from services.registry.store.tables import adapters, api_keys, revisions, signers, tenants
 from services.shared.errors import LoraportError
 from services.shared.names import tenant_name
 from services.shared.paging import Key
+from services.shared.quotas import NO_QUOTA, Quota
 
 _TENANT = select(tenants).where(tenants.c.tenant == bindparam("tenant"))
+_ADAPTER_COUNT = select(func.count()).select_from(adapters).where(adapters.c.tenant == bindparam("tenant"))
+# By way of the adapters: revisions have no index by tenant.
+_STORED_BYTES = (
+    select(func.sum(revisions.c.size_bytes))
+    .join(adapters, adapters.c.adapter_id == revisions.c.adapter_id)
+    .where(adapters.c.tenant == bindparam("tenant"), revisions.c.state != str(State.QUARANTINED))
+)
 _ACTIVE_SIGNERS = select(signers.c.key_id, signers.c.public_key_pem).where(
     signers.c.tenant == bindparam("tenant"), signers.c.revoke_us.is_(None)
 )
@@ -49,7 +58,14 @@ def list_tenants(connection: Connection, *, after: Key | None, limit: int) -> li
 
 
 def add_tenant(
-    transaction: Transaction, tenant: str, *, display_name: str, weight: float, base_allowed: bool, now_us: int
+    transaction: Transaction,
+    tenant: str,
+    *,
+    display_name: str,
+    weight: float,
+    base_allowed: bool,
+    quota: Quota = NO_QUOTA,
+    now_us: int,
 ) -> TenantRow:
     """Adds a tenant. Raises LoraportError (TENANT_EXISTS)."""
     if find_tenant(transaction.connection, tenant) is not None:
@@ -59,12 +75,32 @@ def add_tenant(
         display_name=display_name,
         weight=weight,
         base_allowed=base_allowed,
+        quota=quota,
         create_us=now_us,
         epoch=transaction.epoch(),
     )
     values = {column.name: getattr(row, column.name) for column in tenants.columns}
-    transaction.connection.execute(insert(tenants).values(values))
+    transaction.connection.execute(insert(tenants).values(values | {"quota": quota.given()}))
     return row
+
+
+def set_quota(transaction: Transaction, tenant: str, quota: Quota) -> TenantRow:
+    """Sets all of a tenant's quotas and returns the tenant. Raises LoraportError (TENANT_NOT_FOUND)."""
+    row = require_tenant(transaction.connection, tenant)
+    if row.quota == quota:
+        return row
+    values = {"quota": quota.given(), "epoch": transaction.epoch()}
+    change = update(tenants).where(tenants.c.tenant == tenant).values(values).returning(tenants)
+    changed = build_optional(TenantRow, transaction.connection.execute(change).first())
+    assert changed is not None
+    return changed
+
+
+def usage(connection: Connection, tenant: str) -> tuple[int, int]:
+    """Returns a tenant's number of adapters, and the bytes of its revisions that are not QUARANTINED."""
+    count = connection.execute(_ADAPTER_COUNT, {"tenant": tenant}).scalar_one()
+    size = connection.execute(_STORED_BYTES, {"tenant": tenant}).scalar_one()
+    return int(count), int(size or 0)
 
 
 def add_api_key(transaction: Transaction, row: ApiKeyRow) -> None:
@@ -81,18 +117,36 @@ def list_api_keys(connection: Connection, tenant: str, *, after: Key | None, lim
     return build_all(ApiKeyRow, connection.execute(page(statement, key, after=after, limit=limit)))
 
 
-def revoke_api_key(transaction: Transaction, tenant: str, key_id: str, *, now_us: int) -> ApiKeyRow:
-    """Revokes a key unless it is revoked, and returns it. Raises LoraportError (KEY_NOT_FOUND)."""
+def require_api_key(connection: Connection, tenant: str, key_id: str) -> ApiKeyRow:
+    """Returns a key of a tenant. Raises LoraportError (KEY_NOT_FOUND)."""
     of_key = (api_keys.c.key_id == key_id) & (api_keys.c.tenant == tenant)
-    row = build_optional(ApiKeyRow, transaction.connection.execute(select(api_keys).where(of_key)).first())
+    row = build_optional(ApiKeyRow, connection.execute(select(api_keys).where(of_key)).first())
     if row is None:
         raise LoraportError("KEY_NOT_FOUND", f"tenants/{tenant} has no such API key")
+    return row
+
+
+def revoke_api_key(transaction: Transaction, tenant: str, key_id: str, *, now_us: int) -> ApiKeyRow:
+    """Revokes a key unless it is revoked, and returns it. Raises LoraportError (KEY_NOT_FOUND)."""
+    row = require_api_key(transaction.connection, tenant, key_id)
     if row.revoke_us is not None:
         return row
+    of_key = api_keys.c.key_id == key_id
     change = update(api_keys).where(of_key).values(revoke_us=now_us, epoch=transaction.epoch()).returning(api_keys)
     changed = build_optional(ApiKeyRow, transaction.connection.execute(change).first())
     assert changed is not None
     _log_key(transaction, Kind.API_KEY_REVOKED, changed, now_us=now_us)
+    return changed
+
+
+def replace_api_key(transaction: Transaction, old: ApiKeyRow, new: ApiKeyRow, *, ends_us: int) -> ApiKeyRow:
+    """Adds `new` and lets `old` end, at `ends_us` if not before; returns the old key as it is then."""
+    add_api_key(transaction, new)
+    ends_us = ends_us if old.expire_us is None else min(ends_us, old.expire_us)
+    of_key = api_keys.c.key_id == old.key_id
+    change = update(api_keys).where(of_key).values(expire_us=ends_us, epoch=transaction.epoch()).returning(api_keys)
+    changed = build_optional(ApiKeyRow, transaction.connection.execute(change).first())
+    assert changed is not None
     return changed
 
 

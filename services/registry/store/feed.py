@@ -18,13 +18,14 @@ from services.registry.store.tables import (
     trust_roots,
 )
 from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, RootItem, TenantItem
+from services.shared.quotas import Quota
 
 CHUNK = 1000
 _NOBODY: frozenset[str] = frozenset()
 
 
 def _tenant(row: Row[Any]) -> Item:
-    return TenantItem(row.tenant, row.weight, row.base_allowed)
+    return TenantItem(row.tenant, row.weight, row.base_allowed, Quota(**row.quota))
 
 
 def _key(row: Row[Any]) -> Item:

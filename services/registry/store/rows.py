@@ -9,6 +9,7 @@ from sqlalchemy import BindParameter, Column, Result, Row, Select, tuple_
 
 from services.registry.lifecycle import State
 from services.shared.paging import Key
+from services.shared.quotas import Quota
 
 R = TypeVar("R")
 
@@ -19,6 +20,7 @@ def _findings(value: Any) -> tuple[tuple[Any, ...], ...]:
 
 _CONVERTED: dict[str, Callable[[Any], Any]] = {
     "scopes": tuple,
+    "quota": lambda limits: Quota(**limits),
     "shared_tenants": tuple,
     "reasons": _findings,
     "warnings": _findings,

@@ -46,6 +46,8 @@ tenants = Table(
     Column("display_name", String(256), nullable=False),
     Column("weight", Float(53), nullable=False),
     Column("base_allowed", Boolean, nullable=False),
+    # Name of a quota → its limit; what is not in it is not limited.
+    Column("quota", JSON, nullable=False),
     Column("create_us", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False, index=True),
 )

@@ -13,8 +13,11 @@ from loraport.errors import NotFoundError, UnavailableError
 ISSUE_COMMANDS = [
     "tenant create",
     "tenant list",
+    "tenant show",
+    "tenant set-quota",
     "key create",
     "key list",
+    "key rotate",
     "key revoke",
     "signer create",
     "signer list",
@@ -68,6 +71,10 @@ def test_every_command_takes_the_data_directory(command: str, capsys: pytest.Cap
     [
         ["bogus"],
         ["tenant", "create"],
+        ["tenant", "set-quota", "acme"],
+        ["tenant", "set-quota", "acme", "--unlimited", "colour"],
+        ["tenant", "set-quota", "acme", "--queued-count", "-1"],
+        ["key", "rotate", "0123456789", "--tenant", "acme", "--overlap-hours", "721"],
         ["adapter", "register", "dir"],
         ["adapter", "share", "acme/terse"],
         ["adapter", "share", "acme/terse", "--with", "globex", "--nobody"],
