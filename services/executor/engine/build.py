@@ -13,7 +13,7 @@ from services.executor.adapter_pool import AdapterPool
 from services.executor.engine.device_pool import POOL_DTYPE, DevicePool, page_bytes
 from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.engine.runner import Runner
-from services.executor.engine.staging import Staged, stage
+from services.executor.engine.staging import Staged, Stager
 from services.executor.eviction import make_policy
 from services.executor.intake import HostAdapter
 from services.executor.kv_blocks import BlockPool
@@ -149,6 +149,4 @@ def open_device(
         decoder, base_digest=base_digest, sizes=sizes, clock=clock, options=options, on_fault=on_fault
     )
     pages = engine.state().page_count
-    return Device(
-        engine, decoder.info, lambda host: stage(host, decoder.groups, dtype=POOL_DTYPE), pages * sizes.page_rows
-    )
+    return Device(engine, decoder.info, Stager(decoder.groups, dtype=POOL_DTYPE), pages * sizes.page_rows)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +12,8 @@ import pytest
 import torch
 
 from loraport.bundle.digest import sha256_digest
-from services.executor.engine.staging import stage
+from services.executor.engine import staging
+from services.executor.engine.staging import Stager, stage
 from services.executor.intake import HostAdapter, SignedModule, take_in
 from services.executor.kernels.layout import GroupSpec
 from services.executor.request import RefusalReason, Refused
@@ -110,3 +114,15 @@ def test_staging_refuses_strange_modules_and_values_that_overflow_in_the_serving
     with pytest.raises(Refused) as caught:
         stage(take(pack(tensors(wide)), (wide,)), GROUPS, dtype=torch.float32)
     assert caught.value.reason is RefusalReason.ADAPTER_UNSUPPORTED
+
+
+def test_arranging_gives_way_to_the_threads_that_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = priority()
+    stager = Stager(GROUPS, dtype=torch.float32)
+    assert stager(take(pack(tensors()))).rank == Q.rank
+    monkeypatch.setattr(staging, "stage", lambda *_, **__: priority())
+    assert stager(None) > before or sys.platform != "linux"
+    assert priority() == before
