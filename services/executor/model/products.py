@@ -2,7 +2,7 @@
 
 Why float32 where the checkpoint is bfloat16: a CPU without a bfloat16 dot product emulates one, and is several times
 slower at it than in float32. A bfloat16 number is a float32 number, so the products of the upcast weights are those of
-the bfloat16 model with nothing rounded in between. It costs the memory of float32 weights. See docs/adr/0012.
+the bfloat16 model with nothing rounded in between. It costs the memory of float32 weights. See docs/adr/0014.
 
 Why packed: at few rows most of a product's time is spent rearranging the weights for the vector units. oneDNN lets that
 be done once.
