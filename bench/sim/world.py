@@ -16,6 +16,7 @@ from services.router.ledger import Ledger
 from services.router.locality import Locality
 from services.router.members import Members
 from services.router.prices import PriceBook, Prices
+from services.router.shared_work import EXCHANGE_S, STALE_S, SharedWork
 from services.shared.errors import LoraportError
 
 BASE = "base"
@@ -117,6 +118,8 @@ class Router:
         self.open: dict[str, _Open] = {}
         self._pumping = False
         self.up = True
+        self.starts = getattr(self, "starts", 0) + 1
+        self.shared = SharedWork(self.ledger, router=f"{self.name}#{self.starts}")
 
     def kill(self) -> None:
         """Ends the process: its callers' and its executors' connections break."""
@@ -276,6 +279,12 @@ class _Open:
         router.dispatch.offer(self.request)
         router.wake()
 
+    def parted(self, executors: set[str]) -> None:
+        """The connection to an executor broke: both sides give the request up."""
+        if self.job is not None and self.machine is not None and self.machine.name in executors and not self.job.gone:
+            self.machine.cancel(self.job)
+            self.job.on_failed("EXECUTOR_UNAVAILABLE")
+
     def leave(self) -> None:
         """The caller goes away."""
         if self.request.id in self.router.open:
@@ -307,6 +316,7 @@ class World:
         self.clock = Clock()
         self.stories: list[Story] = []
         self.cuts: set[frozenset[str]] = set()
+        self.board_up = True
         self.aliases: dict[str, str] = {}
         self._numbers = 0
         self._promised: dict[int, str] = {}
@@ -319,8 +329,25 @@ class World:
         self.watch: Callable[[], None] = lambda: None
         for router in self.routers:
             router.poll()
+        # The notice board's part for routers: who says so, when, and the work that it charged.
+        self.board: dict[str, tuple[float, dict[str, float]]] = {}
         self._tick_poll()
         self._tick_sweep()
+        self._tick_exchange()
+
+    def cut(self, one: str, other: str) -> None:
+        """Parts a router and an executor: what runs between them breaks for both."""
+        self.cuts.add(frozenset((one, other)))
+        for router in self.routers:
+            if router.name in (one, other):
+                for held in list(router.open.values()):
+                    held.parted({one, other} - {router.name})
+
+    def started_again(self, name: str) -> None:
+        """A router that was started asks for the state of the fleet at once."""
+        for router in self.routers:
+            if router.name == name:
+                router.poll()
 
     def number(self) -> int:
         """Returns a new request number."""
@@ -367,6 +394,18 @@ class World:
         for router in self.routers:
             router.poll()
         self.clock.later(POLL_S, self._tick_poll)
+
+    def _tick_exchange(self) -> None:
+        if self.board_up:
+            now = self.clock.time
+            for router in self.routers:
+                if router.up:
+                    self.board[router.shared.router] = (now, router.shared.say())
+                    fresh = {name: work for name, (at, work) in self.board.items() if now - at < STALE_S}
+                    router.shared.hear(fresh)
+        else:
+            self.board.clear()
+        self.clock.later(EXCHANGE_S, self._tick_exchange)
 
     def _tick_sweep(self) -> None:
         for router in self.routers:

@@ -12,9 +12,9 @@ from services.shared.residency import Notice, Resident
 
 # At most one in so many of an executor's places is kept free for tenants that used them of late.
 KEPT = 4
-# Prompt tokens of one tenant that an executor may have to compute still when it is sent one more request: about one
-# step full. More would only wait there, where nobody can pass it.
-MAX_AHEAD_TOKENS = 512
+# Prompt tokens that an executor may have to compute still when a tenant sends it one more request: its own about a step
+# full, or all together two. More would only wait there, where nobody can pass it.
+MAX_OWN_AHEAD, MAX_AHEAD = 512, 1024
 # Loads that this router has under way on one executor at a time, in all and of a tenant that is not alone there: a link
 # serves one after the other, and what waits here can still be overtaken by a tenant that has used less.
 MAX_LOADS, MAX_OWN_LOADS = 2, 1
@@ -65,7 +65,7 @@ class ExecutorView:
 
     def has_place(self, tenant: str) -> bool:
         """Whether one more request of this tenant may be sent to it."""
-        if not self.has_room or self.ahead.get(tenant, 0) >= MAX_AHEAD_TOKENS:
+        if not self.has_room or self.is_ahead(tenant):
             return False
         own = self.held.get(tenant, 0)
         part = math.ceil(self.window / len({tenant, *self.held, *self.peaks}))
@@ -75,6 +75,10 @@ class ExecutorView:
             max(0, min(part, peak) - self.held.get(other, 0)) for other, peak in self.peaks.items() if other != tenant
         )
         return self.in_flight + min(kept, self.window // KEPT) < self.window
+
+    def is_ahead(self, tenant: str) -> bool:
+        """Whether it has as many prompt tokens of this tenant to compute as it may."""
+        return self.ahead.get(tenant, 0) >= MAX_OWN_AHEAD and sum(self.ahead.values()) >= MAX_AHEAD
 
     def pages_for(self, rank: int) -> int:
         """Returns the pages of a revision, 0 while the executor has not said how large they are."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from services.router.fleet_view import MAX_AHEAD_TOKENS, ExecutorView, FleetView
+from services.router.fleet_view import ExecutorView, FleetView
 from services.router.prices import Prices
 
 # What a home may have beyond its part of the requests.
@@ -208,7 +208,7 @@ def _against(executor: ExecutorView, wish: Wish) -> str:
     if executor.max_rank and wish.rank > executor.max_rank:
         return f"holds ranks up to {executor.max_rank}, the revision has {wish.rank}"
     if not executor.has_place(wish.tenant):
-        if executor.ahead.get(wish.tenant, 0) >= MAX_AHEAD_TOKENS:
+        if executor.is_ahead(wish.tenant):
             return f"has {executor.ahead[wish.tenant]} prompt tokens of this tenant to compute"
         if executor.has_room:
             return "keeps its free places for other tenants: this one has its part"

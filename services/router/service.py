@@ -1,6 +1,7 @@
 """The router as a process: everything wired together, started and stopped."""
 
 import asyncio
+import uuid
 from pathlib import Path
 
 import structlog
@@ -15,6 +16,7 @@ from services.router.catalog_view import RecordChecker
 from services.router.config import RouterConfig
 from services.router.dispatch import Dispatch
 from services.router.door import Door
+from services.router.exchange import Exchange
 from services.router.executor_client import ExecutorClient
 from services.router.fair_queue import FairQueue
 from services.router.fleet import Fleet
@@ -23,6 +25,7 @@ from services.router.members import Members
 from services.router.passage import RelayParts
 from services.router.prices import PriceBook, Prices
 from services.router.servicer import InferenceServicer
+from services.router.shared_work import SharedWork
 from services.router.text import BaseText, TextError
 from services.shared.board import Board
 from services.shared.catalog import RevisionItem
@@ -69,6 +72,7 @@ class RouterService:
             clock=self._clock,
             on_restart=dispatch.locality.lost,
         )
+        self._exchange = Exchange(self._board, SharedWork(dispatch.ledger, router=uuid.uuid4().hex), clock=self._clock)
         self._admission = Admission(dispatch, clock=self._clock, executor_wait_s=config.executor_wait_s)
         relays = RelayParts(
             self._admission, self._fleet, signing_key, self._clock, config.max_request_s, config.max_unread_s
@@ -108,6 +112,7 @@ class RouterService:
         self._bases.start()
         self._fleet.start()
         self._admission.start()
+        self._exchange.start()
         await self._user.start(serving=False)
         await self._admin.start()
         self._syncing = asyncio.create_task(self._serve_when_synced())
@@ -118,6 +123,7 @@ class RouterService:
             self._syncing.cancel()
         await asyncio.gather(self._user.stop(self._config.drain_s), self._admin.stop(1.0))
         await self._admission.stop()
+        await self._exchange.stop()
         await self._fleet.stop()
         await self._bases.stop()
         await self._catalog.stop()
@@ -130,7 +136,7 @@ class RouterService:
         A router that no longer follows the catalog or its executors must not look alive.
         """
         catalog = asyncio.create_task(self._catalog.failed())
-        tasks = {*self._fleet.tasks, *self._bases.tasks, *self._admission.tasks, catalog}
+        tasks = {*self._fleet.tasks, *self._bases.tasks, *self._admission.tasks, *self._exchange.tasks, catalog}
         await first_ended(tasks)
 
     async def _serve_when_synced(self) -> None:

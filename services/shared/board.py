@@ -11,6 +11,7 @@ from services.shared.residency import TTL_S, Notice, decode, encode, key
 log = structlog.get_logger()
 
 TIMEOUT_S = 0.5
+WORK_KEY, WORK_TTL_S = "loraport:work", 60
 
 
 class Board:
@@ -46,6 +47,37 @@ class Board:
         self._note(True)
         notices = [decode(value) for value in values if value]
         return {notice.executor: notice for notice in notices if notice is not None and notice.executor in executors}
+
+    async def put_work(self, router: str, report: bytes) -> bool:
+        """Writes what a router charged; False when the board is away."""
+        if self._client is None:
+            return False
+        try:
+            await self._client.hset(WORK_KEY, router, report)
+            await self._client.expire(WORK_KEY, WORK_TTL_S)
+        except (ValkeyError, OSError) as error:
+            return self._note(False, error)
+        return self._note(True)
+
+    async def get_work(self) -> dict[str, bytes]:
+        """Returns the routers' reports that are there; an absent board gives none."""
+        if self._client is None:
+            return {}
+        try:
+            found = await self._client.hgetall(WORK_KEY)
+        except (ValkeyError, OSError) as error:
+            self._note(False, error)
+            return {}
+        self._note(True)
+        return {name.decode(errors="replace"): report for name, report in found.items()}
+
+    async def drop_work(self, router: str) -> None:
+        """Removes the report of a router that is gone."""
+        if self._client is not None:
+            try:
+                await self._client.hdel(WORK_KEY, router)
+            except (ValkeyError, OSError) as error:
+                self._note(False, error)
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -73,6 +73,7 @@ PURE = (
     "services.router.placement",
     "services.router.popularity",
     "services.router.prices",
+    "services.router.shared_work",
     "services.router.validate",
     "services.executor.adapter_pool",
     "services.executor.block_tables",
