@@ -1,5 +1,6 @@
 """The admin plane: what the router knows, as protobuf."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,17 +13,32 @@ from services.router.fleet import Fleet
 from services.router.fleet_view import ExecutorView
 from services.router.placement import Wish, choose
 from services.router.ports import Catalog
+from services.router.quota import Quotas
 from services.shared import names
 from services.shared.clock import Clock
+from services.shared.errors import LoraportError
 
 
 class RouterAdminServicer(stubs.RouterAdminServiceServicer):
-    """Serves operators. `max_running` is the most requests of a tenant that run at once."""
+    """Serves operators. `max_running` is the most requests of a tenant that run at once, `key_uses` are the last
+    times that keys opened by their ids, seconds since the epoch."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, dispatch: Dispatch, *, max_running: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        quotas: Quotas,
+        *,
+        max_running: int,
+        key_uses: Mapping[str, float],
+        clock: Clock,
+    ) -> None:
         self._catalog = catalog
         self._fleet = fleet
         self._dispatch = dispatch
+        self._quotas = quotas
+        self._key_uses = key_uses
         self._max_running = max_running
         self._clock = clock
 
@@ -90,6 +106,30 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
         executor = self._fleet.set_drained(request.executor, not request.undrain)
         return pb.DrainExecutorResponse(
             executor=executor.name, serving=executor.serving, running_count=executor.in_flight
+        )
+
+    async def GetQuotaUsage(self, request: pb.GetQuotaUsageRequest, context: Any) -> pb.QuotaUsage:
+        tenant = names.parse_tenant(request.tenant, "tenant")
+        owner = self._catalog.view.tenants.get(tenant)
+        if owner is None:
+            raise LoraportError("TENANT_NOT_FOUND", f"there is no tenant {tenant}")
+        view = self._catalog.view
+        used = sorted((key, at) for key, at in self._key_uses.items() if key in view.keys)
+        return pb.QuotaUsage(
+            tenant=names.tenant_name(tenant),
+            quotas=[
+                pb.QuotaLine(
+                    quota=line.quota, limit=line.limit, used=line.used, total=line.total, refused_count=line.refused
+                )
+                for line in self._quotas.lines(tenant, owner.quota)
+            ],
+            router_count=self._quotas.routers,
+            shared=self._quotas.linked,
+            keys=[
+                pb.ApiKeyUse(key=key, last_use_time=Timestamp(seconds=int(at)))
+                for key, at in used
+                if view.keys[key].tenant == tenant
+            ],
         )
 
     def _wish(self, request: pb.ExplainPlacementRequest) -> Wish:

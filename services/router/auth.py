@@ -1,11 +1,12 @@
-"""API keys: from `authorization: Bearer lk_…` to the tenant that it speaks for."""
+"""Credentials of users: from `authorization: Bearer lk_…`, or an issuer's token, to the tenant that it speaks for."""
 
 import hashlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from services.router.ports import Catalog
+from services.router.tokens import TokenChecker
 from services.shared.access import Principal
 from services.shared.catalog import CatalogView, KeyItem
 from services.shared.errors import LoraportError
@@ -34,7 +35,9 @@ def check_key(view: CatalogView, secret: str, *, pepper: bytes, now: float) -> P
 
 
 def still_opens(view: CatalogView, principal: Principal, *, now: float) -> bool:
-    """Says whether the key that let `principal` in would let it in now. Long streams ask again and again."""
+    """Says whether the credential that let `principal` in would let it in now. Long streams ask again and again."""
+    if principal.expires is not None:
+        return now < principal.expires and principal.role in view.tenants
     item = view.keys.get(principal.label.rpartition("/")[2])
     return item is not None and item.tenant == principal.role and _opens(view, item, now)
 
@@ -50,25 +53,44 @@ def bearer(metadata: dict[str, str]) -> str:
     return secret.strip() if scheme.lower() == "bearer" else ""
 
 
-def authenticator(
-    catalog: Catalog, *, pepper: bytes, now: Callable[[], float]
-) -> Callable[[dict[str, str]], Awaitable[Principal]]:
-    """Returns what a server asks who calls.
+class Doorkeeper:
+    """What a server asks who calls. `last_use` has when each API key last opened, seconds since the epoch, by its id.
 
-    A key that was made a moment ago may not have arrived yet, so the view is brought up to date once before any key
-    is refused, for whatever reason.
+    A key or tenant that was made a moment ago may not have arrived yet, so the view is brought up to date once before
+    any credential that looks like one is refused, for whatever reason.
     """
 
-    async def authenticate(metadata: dict[str, str]) -> Principal:
+    def __init__(self, catalog: Catalog, *, pepper: bytes, now: Callable[[], float], tokens: TokenChecker) -> None:
+        self._catalog = catalog
+        self._pepper = pepper
+        self._now = now
+        self._tokens = tokens
+        self.last_use: dict[str, float] = {}
+
+    async def __call__(self, metadata: dict[str, str]) -> Principal:
+        """Returns who calls. Raises LoraportError (INVALID_CREDENTIAL, REGISTRY_UNAVAILABLE)."""
         secret = bearer(metadata)
-        principal = check_key(catalog.view, secret, pepper=pepper, now=now())
-        if principal is None and _KEY.fullmatch(secret):
-            await catalog.catch_up(CATCH_UP_S)
-            principal = check_key(catalog.view, secret, pepper=pepper, now=now())
+        if "." in secret:  # no API key has one
+            principal = await self._by_token(secret)
+        else:
+            principal = await self._by_key(secret)
         if principal is not None:
             return principal
-        if not catalog.view.synced:
+        if not self._catalog.view.synced:
             raise LoraportError("REGISTRY_UNAVAILABLE", "the catalog has not arrived yet", retry_after_s=1.0)
         raise LoraportError("INVALID_CREDENTIAL")
 
-    return authenticate
+    async def _by_key(self, secret: str) -> Principal | None:
+        principal = check_key(self._catalog.view, secret, pepper=self._pepper, now=self._now())
+        if principal is None and _KEY.fullmatch(secret):
+            await self._catalog.catch_up(CATCH_UP_S)
+            principal = check_key(self._catalog.view, secret, pepper=self._pepper, now=self._now())
+        if principal is not None:
+            self.last_use[principal.label.rpartition("/")[2]] = self._now()
+        return principal
+
+    async def _by_token(self, token: str) -> Principal | None:
+        principal = await self._tokens.check(token, now=self._now())
+        if principal is not None and principal.role not in self._catalog.view.tenants:
+            await self._catalog.catch_up(CATCH_UP_S)
+        return principal if principal is not None and principal.role in self._catalog.view.tenants else None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.router.issuers import TokenIssuer
 from services.shared.rpc.channels import TlsFiles
 
 
@@ -35,6 +36,8 @@ class RouterConfig:
     signing_key: str
     # Secret under which API keys are hashed, shared with the registry: the file's bytes as they are, at least 32.
     pepper_file: str
+    # Who else's tokens open the users' door, besides API keys; see services/router/issuers.py.
+    token_issuers: tuple[TokenIssuer, ...] = ()
     # File that keeps the accepted trust roots over restarts; empty: a restart begins with `trust_dir` again.
     root_state_file: str = ""
     # The notice board; empty for none. Losing it only makes residency up to `poll_interval_s` older.
@@ -71,6 +74,9 @@ class RouterConfig:
         names = [executor.name for executor in self.executors]
         if len(set(names)) != len(names):
             raise ValueError("two executors have the same name")
+        issuers = [issuer.issuer for issuer in self.token_issuers]
+        if len(set(issuers)) != len(issuers):
+            raise ValueError("two token issuers have the same name")
         unknown = sorted({executor.base_model for executor in self.executors} - set(self.tokenizers))
         if unknown:
             raise ValueError(f"no tokenizer directory for the base model {unknown[0]!r} of an executor")

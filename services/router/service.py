@@ -10,7 +10,7 @@ from loraport.router.v1.inference_service_pb2_grpc import add_InferenceServiceSe
 from loraport.router.v1.router_admin_service_pb2_grpc import add_RouterAdminServiceServicer_to_server
 from services.router.admin_servicer import RouterAdminServicer
 from services.router.admission import Admission
-from services.router.auth import authenticator
+from services.router.auth import Doorkeeper
 from services.router.bases import Bases
 from services.router.catalog_view import RecordChecker
 from services.router.config import RouterConfig
@@ -20,13 +20,17 @@ from services.router.exchange import Exchange
 from services.router.executor_client import ExecutorClient
 from services.router.fair_queue import FairQueue
 from services.router.fleet import Fleet
+from services.router.issuers import IssuerKeys
 from services.router.ledger import Ledger
 from services.router.members import Members
 from services.router.passage import RelayParts
 from services.router.prices import PriceBook, Prices
+from services.router.quota import Quotas
+from services.router.quota_board import QuotaBoard
 from services.router.servicer import InferenceServicer
 from services.router.shared_work import SharedWork
 from services.router.text import BaseText, TextError
+from services.router.tokens import TokenChecker
 from services.shared.board import Board
 from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
@@ -87,17 +91,24 @@ class RouterService:
             max_prompt_tokens=config.max_prompt_tokens,
             max_tokens=config.max_tokens,
         )
-        tokens = PageTokens(pepper, purpose="router")
-        inference = InferenceServicer(door, relays, self._catalog, tokens=tokens, clock=self._clock)
+        pages = PageTokens(pepper, purpose="router")
+        quotas = Quotas(self._clock.monotonic)
+        self._quota_board = QuotaBoard(config.valkey_url, quotas, router=uuid.uuid4().hex, now=self._clock.monotonic)
+        self._checker = TokenChecker(IssuerKeys(issuer, now=self._clock.monotonic) for issuer in config.token_issuers)
+        keeper = Doorkeeper(self._catalog, pepper=pepper, now=self._clock.now, tokens=self._checker)
+        inference = InferenceServicer(door, relays, self._catalog, quotas, tokens=pages, clock=self._clock)
         admin = RouterAdminServicer(
-            self._catalog, self._fleet, dispatch, max_running=config.max_running, clock=self._clock
+            self._catalog,
+            self._fleet,
+            dispatch,
+            quotas,
+            max_running=config.max_running,
+            key_uses=keeper.last_use,
+            clock=self._clock,
         )
         authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
-        self._user = Server(
-            authorities, authenticate_user=authenticator(self._catalog, pepper=pepper, now=self._clock.now)
-        )
+        self._user, self._admin = Server(authorities, authenticate_user=keeper), Server(authorities)
         self._user.add(add_InferenceServiceServicer_to_server, inference)
-        self._admin = Server(authorities)
         self._admin.add(add_RouterAdminServiceServicer_to_server, admin)
         self._syncing: asyncio.Task[None] | None = None
         self.user_port = 0
@@ -112,6 +123,7 @@ class RouterService:
         self._bases.start()
         self._fleet.start()
         self._admission.start()
+        self._quota_board.start()
         self._exchange.start()
         await self._user.start(serving=False)
         await self._admin.start()
@@ -122,6 +134,8 @@ class RouterService:
         if self._syncing is not None:
             self._syncing.cancel()
         await asyncio.gather(self._user.stop(self._config.drain_s), self._admin.stop(1.0))
+        await self._quota_board.stop()
+        await self._checker.stop()
         await self._admission.stop()
         await self._exchange.stop()
         await self._fleet.stop()
@@ -136,7 +150,8 @@ class RouterService:
         A router that no longer follows the catalog or its executors must not look alive.
         """
         catalog = asyncio.create_task(self._catalog.failed())
-        tasks = {*self._fleet.tasks, *self._bases.tasks, *self._admission.tasks, *self._exchange.tasks, catalog}
+        background = (self._fleet, self._bases, self._admission, self._exchange, self._quota_board)
+        tasks = {catalog, *(task for part in background for task in part.tasks)}
         await first_ended(tasks)
 
     async def _serve_when_synced(self) -> None:

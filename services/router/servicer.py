@@ -9,15 +9,18 @@ from loraport.router.v1 import inference_service_pb2_grpc as stubs
 from services.router import wire
 from services.router.auth import still_opens
 from services.router.catalog_view import AdapterSummary, list_adapters, not_found
-from services.router.door import Door
+from services.router.door import Door, Job
+from services.router.events import Tokens
 from services.router.passage import RelayParts
 from services.router.ports import Catalog
+from services.router.quota import Entry, Quotas
 from services.router.relay import Relay
 from services.router.scoring import score
 from services.shared import names
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.paging import PageTokens, page_size
+from services.shared.quotas import NO_QUOTA
 from services.shared.rpc.server import current_call
 
 CATCH_UP_S = 0.2
@@ -26,34 +29,67 @@ CATCH_UP_S = 0.2
 class InferenceServicer(stubs.InferenceServiceServicer):
     """Serves end users. The tenant is the credential's, always."""
 
-    def __init__(self, door: Door, relays: RelayParts, catalog: Catalog, *, tokens: PageTokens, clock: Clock) -> None:
+    def __init__(
+        self,
+        door: Door,
+        relays: RelayParts,
+        catalog: Catalog,
+        quotas: Quotas,
+        *,
+        tokens: PageTokens,
+        clock: Clock,
+    ) -> None:
         self._door = door
         self._relays = relays
         self._catalog = catalog
+        self._quotas = quotas
         self._tokens = tokens
         self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         principal = current_call().principal
-        job = await self._door.admit(principal.role, wire.ask_from_proto(request))
-        relay = Relay(job, self._relays, timeout_s=context.time_remaining())
-        # The end of the call ends the relay, also when nobody reads this generator to its end.
-        context.add_done_callback(lambda _context: relay.close())
-        async with aclosing(relay.events()) as events:
-            async for event in events:
-                # A stream may outlive the key that opened it by minutes: it ends with the key.
-                if not still_opens(self._catalog.view, principal, now=self._clock.now()):
-                    raise LoraportError("INVALID_CREDENTIAL")
-                yield wire.event_to_proto(event)
+        entry = self._enter(principal.role)
+        # The end of the call ends what it holds, also when nobody reads this generator to its end.
+        context.add_done_callback(lambda _context: entry.close())
+        with entry:
+            job = await self._door.admit(principal.role, wire.ask_from_proto(request))
+            self._count(entry, job)
+            relay = Relay(job, self._relays, timeout_s=context.time_remaining())
+            context.add_done_callback(lambda _context: relay.close())
+            async with aclosing(relay.events()) as events:
+                async for event in events:
+                    # A stream may outlive the key that opened it by minutes: it ends with the key.
+                    if not still_opens(self._catalog.view, principal, now=self._clock.now()):
+                        raise LoraportError("INVALID_CREDENTIAL")
+                    entry.began()
+                    if isinstance(event, Tokens):
+                        entry.tokens(len(event.token_ids))
+                    yield wire.event_to_proto(event)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        job = await self._door.admit_score(_tenant(), wire.score_ask_from_proto(request))
-        return wire.scored_to_proto(await score(job, self._relays, timeout_s=context.time_remaining()))
+        with self._enter(_tenant()) as entry:
+            job = await self._door.admit_score(_tenant(), wire.score_ask_from_proto(request))
+            self._count(entry, job)
+            return wire.scored_to_proto(await score(job, self._relays, timeout_s=context.time_remaining()))
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
         target, prompt = wire.target_from_proto(request.target), wire.prompt_from_proto(request)
-        token_ids = await self._door.count_tokens(_tenant(), target, prompt)
+        with self._enter(_tenant()):
+            token_ids = await self._door.count_tokens(_tenant(), target, prompt)
         return pb.CountTokensResponse(token_count=len(token_ids), token_ids=token_ids)
+
+    def _enter(self, tenant: str) -> Entry:
+        """Before anything that the call names is looked at. Raises LoraportError (QUOTA_EXCEEDED)."""
+        owner = self._catalog.view.tenants.get(tenant)
+        return self._quotas.enter(tenant, owner.quota if owner is not None else NO_QUOTA)
+
+    def _count(self, entry: Entry, job: Job) -> None:
+        """Counts what a call uses that was found to be the tenant's to use. Raises LoraportError (QUOTA_EXCEEDED)."""
+        if job.revision is not None:
+            executors = self._relays.fleet.view().of_base(job.base.base_model)
+            resident = any(job.revision_id in executor.resident for executor in executors if executor.serving)
+            entry.use(job.revision_id, job.revision.size_bytes, resident=resident)
+        entry.tokens(len(job.prompt_token_ids) + len(job.continuation_token_ids))
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Any) -> pb.ListAdaptersResponse:
         tenant, size = _tenant(), page_size(request.page_size)

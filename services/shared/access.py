@@ -2,8 +2,8 @@
 
 A method that is not in `POLICIES` cannot be served: a server refuses to start with one, and a call to an unknown
 method never reaches a handler. Identity comes from exactly one SPIFFE id in a client certificate (planes `peer` and
-`admin`), from an API key (plane `user`), or from a signed upload session that the handler itself checks (plane
-`session`). Nothing that a caller writes into a request is an identity.
+`admin`), from an API key or a configured issuer's token (plane `user`), or from a signed upload session that the
+handler itself checks (plane `session`). Nothing that a caller writes into a request is an identity.
 """
 
 import re
@@ -27,13 +27,15 @@ class Principal:
     """An authenticated caller.
 
     `role` is a service's name on the peer plane, the tenant's id on the user plane. `label` names the caller in
-    logs and audit events and holds no secret.
+    logs and audit events and holds no secret. `expires` is when the credential itself ends, seconds since the epoch;
+    None where something else says so.
     """
 
     plane: Plane
     role: str
     label: str
     scopes: frozenset[str] = frozenset()
+    expires: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ POLICIES = MappingProxyType(
             "Probe": _ROUTER,
             "State": _policy("admin", "peer", roles=("router", "loader")),
             "Drain": _policy("admin", "peer", roles=("router",)),
+            "SetMode": _policy("admin"),
         },
     )
     # Health says SERVING or NOT_SERVING and nothing else, so orchestrators may ask without an identity.

@@ -73,6 +73,7 @@ PURE = (
     "services.router.placement",
     "services.router.popularity",
     "services.router.prices",
+    "services.router.quota",
     "services.router.shared_work",
     "services.router.validate",
     "services.executor.adapter_pool",
