@@ -29,7 +29,8 @@ class AsyncClient:
         self,
         endpoint: str,
         *,
-        api_key: str,
+        api_key: str | None = None,
+        token: wire.Token | None = None,
         ca_certificate: str | Path | None = None,
         timeout: float | None = wire.DEFAULT_TIMEOUT_S,
         tenant: str | None = None,
@@ -39,16 +40,25 @@ class AsyncClient:
         Args:
             endpoint: The router, `host:port`.
             api_key: `lk_…`; the tenant follows from it.
+            token: Instead of a key: an access token of an issuer that the router knows, or a function that returns one
+                that is valid now. It is called before every call in the event loop, so it must not block.
             ca_certificate: PEM file of the CA that signed the router's certificate; None for the system's CAs.
             timeout: Seconds that a call may take; None for no limit.
             tenant: The key's tenant, only needed for `get_adapter` by id.
 
         Raises:
             InvalidArgumentError: the endpoint or the certificate file cannot be used.
-            UnauthenticatedError: the key cannot be one.
+            UnauthenticatedError: there is not exactly one credential, or it cannot be one.
         """
         self._open(
-            wire.make_settings(endpoint, api_key=api_key, ca_certificate=ca_certificate, timeout=timeout, tenant=tenant)
+            wire.make_settings(
+                endpoint,
+                api_key=api_key,
+                token=token,
+                ca_certificate=ca_certificate,
+                timeout=timeout,
+                tenant=tenant,
+            )
         )
 
     @classmethod

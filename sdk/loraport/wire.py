@@ -1,7 +1,7 @@
 """What both clients share: arguments to requests, responses to values, and how to reach a router."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -33,6 +33,8 @@ PAGE_SIZE = 500
 REQUEST_ID_KEY = "x-request-id"
 
 T = TypeVar("T")
+# An access token, or what gives one that is valid now: it is asked before every call, so it keeps one while it lasts.
+Token = str | Callable[[], str]
 
 
 class TargetOptions(TypedDict, total=False):
@@ -94,7 +96,7 @@ class Settings:
     """How to reach a router. `ca_certificate` is PEM, None for the system's authorities; `timeout` is in seconds."""
 
     endpoint: str
-    api_key: str
+    credential: str | Callable[[], str]
     ca_certificate: bytes | None
     timeout: float | None
     tenant: str | None
@@ -103,8 +105,9 @@ class Settings:
         return f"Settings({self.endpoint!r})"
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
-        """Returns what goes along with every call."""
-        return (("authorization", f"Bearer {self.api_key}"), (REQUEST_ID_KEY, request_id))
+        """Returns what goes along with every call. Raises UnauthenticatedError."""
+        secret = self.credential if isinstance(self.credential, str) else _checked(self.credential())
+        return (("authorization", f"Bearer {secret}"), (REQUEST_ID_KEY, request_id))
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Returns TLS credentials."""
@@ -136,19 +139,28 @@ class Settings:
 
 
 def make_settings(
-    endpoint: str, *, api_key: str, ca_certificate: str | Path | None, timeout: float | None, tenant: str | None
+    endpoint: str,
+    *,
+    api_key: str | None,
+    token: Token | None = None,
+    ca_certificate: str | Path | None,
+    timeout: float | None,
+    tenant: str | None,
 ) -> Settings:
     """Returns checked settings; `ca_certificate` is the path of a PEM file.
 
     Raises:
         InvalidArgumentError: the endpoint or the certificate file cannot be used.
-        UnauthenticatedError: the key cannot be one.
+        UnauthenticatedError: there is not exactly one credential, or it cannot be one.
     """
     if ":" not in endpoint or "://" in endpoint:
         raise InvalidArgumentError(f"the endpoint must look like host:port, not {endpoint!r}", reason="INVALID_REQUEST")
-    key = api_key.strip()
-    if not key or not key.isascii() or not key.isprintable():
-        raise UnauthenticatedError("this is not an API key", reason="INVALID_CREDENTIAL")
+    if (api_key is None) == (token is None):
+        raise UnauthenticatedError("give an api_key or a token, one of the two", reason="INVALID_CREDENTIAL")
+    credential = api_key if api_key is not None else token
+    assert credential is not None
+    if isinstance(credential, str):
+        credential = _checked(credential)
     pem = None
     if ca_certificate is not None:
         try:
@@ -157,7 +169,14 @@ def make_settings(
             raise InvalidArgumentError(
                 f"cannot read the CA certificate {ca_certificate}: {error.strerror}", reason="INVALID_REQUEST"
             ) from None
-    return Settings(endpoint, key, pem, timeout, tenant)
+    return Settings(endpoint, credential, pem, timeout, tenant)
+
+
+def _checked(secret: str) -> str:
+    secret = secret.strip()
+    if not secret or not secret.isascii() or not secret.isprintable():
+        raise UnauthenticatedError("this is not an API key and no token", reason="INVALID_CREDENTIAL")
+    return secret
 
 
 def local_settings(data_dir: str | Path | None, *, tenant: str, timeout: float | None) -> Settings:
