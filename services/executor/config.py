@@ -14,6 +14,8 @@ class ModelOptions:
     # Which decoder: `native` for the Llama family, `transformers` for other decoders, `auto` for the fastest that is
     # exact.
     path: Literal["auto", "native", "transformers"] = "auto"
+    # One tenant's traffic alone comes here: the executor may be put in merged mode for one revision.
+    dedicated: bool = False
     # What a CPU computes a bfloat16 base in: `native` for bfloat16, `float32` for the same numbers upcast (twice the
     # memory), `auto` for float32 exactly where the CPU has no bfloat16 products and would emulate them.
     cpu_products: Literal["auto", "native", "float32"] = "auto"

@@ -152,7 +152,7 @@ class ExecutorService:
                 dtype=config.dtype,
                 sizes=sizes,
                 clock=self._clock.monotonic,
-                options=EngineOptions(load_bytes_per_step=config.load_bytes_per_step),
+                options=EngineOptions(load_bytes_per_step=config.load_bytes_per_step, dedicated=config.model.dedicated),
                 on_fault=_on_fault,
                 max_context=config.model.max_context_tokens or None,
                 model_path=config.model.path,

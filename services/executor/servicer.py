@@ -233,6 +233,9 @@ class ExecutorServicer(ExecutorServiceServicer):
             pool_size_bytes=state.page_count * state.page_bytes,
             max_rank=min(MAX_RANK, self._device.max_rank),
             dtype=self._identity.dtype,
+            mode=state.mode,
+            merged_revision_id=state.merged_revision_id or "",
+            decoder=self._device.model.path,
             max_context_tokens=self._engine.max_length,
             step_count=state.totals.steps,
             totals=wire.totals_to_proto(state.totals),
@@ -241,6 +244,30 @@ class ExecutorServicer(ExecutorServiceServicer):
             load_count=state.loads_done,
             thrash_count=state.thrashes,
         )
+
+    async def SetMode(self, request: pb.SetModeRequest, context: Any) -> pb.SetModeResponse:
+        revision_id = _revision_id(request.revision_id) if request.revision_id else None
+        lease = None
+        try:
+            if revision_id is not None:
+                lease, _ = await self._berths.hold(revision_id)
+            change = self._engine.merge(revision_id)
+        except Refused as error:
+            raise wire.refusal(error) from None
+        finally:
+            if lease is not None:
+                lease.release()
+        try:
+            async with asyncio.timeout(context.time_remaining() - MARGIN_S):
+                await asyncio.shield(asyncio.wrap_future(change))
+        except TimeoutError:
+            if revision_id is not None:
+                self._engine.merge(None)
+            raise LoraportError("DEADLINE_EXCEEDED", "something still runs or holds a revision") from None
+        except Refused as error:
+            raise wire.refusal(error) from None
+        state = self._engine.state()
+        return pb.SetModeResponse(mode=state.mode, revision_id=state.merged_revision_id or "")
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         self._engine.drain()

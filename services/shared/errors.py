@@ -95,6 +95,7 @@ REASONS = MappingProxyType(
         ),
         "INVALID_TRUST_ROOT": (Code.FAILED_PRECONDITION, "The trust root does not follow the newest one."),
         "SOURCE_UNUSABLE": (Code.FAILED_PRECONDITION, "The source gives something else than the files asked for."),
+        "SHARED_EXECUTOR": (Code.FAILED_PRECONDITION, "Merged mode is for an executor configured as dedicated."),
         "STALE_ETAG": (Code.ABORTED, "The resource changed since it was read; read it again."),
         # what is used up or down
         "QUOTA_EXCEEDED": (Code.RESOURCE_EXHAUSTED, "The tenant's quota is used up; see QuotaFailure and RetryInfo."),
@@ -103,6 +104,7 @@ REASONS = MappingProxyType(
         "POOL_TOO_SMALL": (Code.RESOURCE_EXHAUSTED, "The revision does not fit the executor's adapter pool."),
         "OVERLOADED": (Code.UNAVAILABLE, "The queue is full; retry after the stated delay."),
         "DRAINING": (Code.UNAVAILABLE, "The service is shutting down; retry elsewhere."),
+        "MERGED_MODE": (Code.UNAVAILABLE, "The executor computes one revision in merged mode; retry elsewhere."),
         "EXECUTOR_UNAVAILABLE": (Code.UNAVAILABLE, "No executor of this base model is serving; retry."),
         "LOADER_UNAVAILABLE": (Code.UNAVAILABLE, "The loader cannot be reached; retry."),
         "REGISTRY_UNAVAILABLE": (Code.UNAVAILABLE, "The registry cannot be reached; retry."),

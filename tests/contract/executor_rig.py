@@ -187,6 +187,7 @@ class Rig:
     peers: Peers
     router_key: SigningKey
     stub: ExecutorServiceStub
+    admin: ExecutorServiceStub
 
     def ticket(self, revision_id: str = "", *, key: SigningKey | None = None, **changes: Any) -> bytes:
         fields = {
@@ -266,6 +267,7 @@ async def running(tmp_path: Path, base_dir: Path, peers: Peers, **settings: Any)
         leaf = make_leaf(ca, uri=f"spiffe://loraport.local/service/{name}")
         (tmp_path / f"{name.split('/')[0]}.pem").write_bytes(leaf.certificate)
         (tmp_path / f"{name.split('/')[0]}.key").write_bytes(leaf.key)
+    operator = make_leaf(admin_ca, uri="spiffe://loraport.local/admin/operator")
     files = TlsFiles(*(str(tmp_path / name) for name in ("registry.pem", "registry.key", "ca.pem", "admin-ca.pem")))
     server = Server(CertificateAuthorities.from_files(files.service_ca, files.admin_ca))
     server.add(add_CatalogServiceServicer_to_server, peers)
@@ -275,15 +277,23 @@ async def running(tmp_path: Path, base_dir: Path, peers: Peers, **settings: Any)
     port = server.listen("127.0.0.1:0", key=key, certificate=certificate, clients=True)
     await server.start()
     service = await build(_config(tmp_path, base_dir, port, **settings))
-    await service.start()
+    try:
+        await service.start()
+    except BaseException:
+        await server.stop(0)
+        raise
     credentials = grpc.ssl_channel_credentials(
         ca.certificate, (tmp_path / "router.key").read_bytes(), (tmp_path / "router.pem").read_bytes()
     )
-    channel = grpc.aio.secure_channel(f"127.0.0.1:{service.port}", credentials)
+    address = f"127.0.0.1:{service.port}"
+    channel = grpc.aio.secure_channel(address, credentials)
+    admin_credentials = grpc.ssl_channel_credentials(ca.certificate, operator.key, operator.certificate)
+    admin = grpc.aio.secure_channel(address, admin_credentials)
     try:
-        yield Rig(service, peers, router_key, ExecutorServiceStub(channel))
+        yield Rig(service, peers, router_key, ExecutorServiceStub(channel), ExecutorServiceStub(admin))
     finally:
         await channel.close()
+        await admin.close()
         await service.stop()
         await server.stop(0)
 

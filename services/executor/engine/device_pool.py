@@ -56,6 +56,7 @@ class DevicePool:
         device: str = "cpu",
         poison: bool = False,
     ) -> None:
+        self._all_groups = tuple(groups)
         self.groups = tuple(g for g in groups if g.kind == "linear")
         self.rows_per_page = rows_per_page
         self._poison = poison
@@ -131,6 +132,23 @@ class DevicePool:
         part = staged.embedding
         embedding = None if part is None else EmbeddingAdapter(part.a, part.b, part.scaling)
         self._bound[staged.revision_id] = _Bound(pages, groups, embedding, self._generation)
+
+    def deltas(self, revision_id: str) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Yield path, kind and what a bound revision adds to the weight of every module that it touches, float32.
+
+        Raises:
+            KeyError: the revision is not bound.
+        """
+        bound = self._bound[revision_id]
+        for group in self.groups:
+            part = bound.groups.get(group.name)
+            for layer, paths in enumerate(group.paths) if part is not None else ():
+                for path, delta, scaling in zip(paths, part.deltas(layer), part.scaling[layer], strict=True):
+                    if scaling != 0:
+                        yield path, "linear", delta
+        if bound.embedding is not None:
+            (group,) = (g for g in self._all_groups if g.kind == "embedding")
+            yield group.paths[0][0], "embedding", bound.embedding.delta()
 
     def arrange(self, layout: RowLayout, revisions: tuple[str, ...]) -> LoraBatch:
         """Return the adapters of a step's rows. `revisions[i]` is adapter i of the layout.

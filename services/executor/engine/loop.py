@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from services.executor.adapter_pool import AdapterPool
 from services.executor.engine.loads import Lease, Loads
+from services.executor.engine.merging import Modes
 from services.executor.engine.runner import Runner
 from services.executor.engine.staging import Staged
 from services.executor.engine.state import EngineState, read_state
@@ -32,11 +33,13 @@ Sink = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """`load_bytes_per_step` bounds the erasing and writing of pages between two steps while requests run.
+    """`load_bytes_per_step` bounds the erasing and writing of pages between two steps while requests run. `dedicated`
+    allows merged mode.
 
     `check_every_step` verifies all books after every step (tests)."""
 
     load_bytes_per_step: int = 8 * 2**20
+    dedicated: bool = False
     check_every_step: bool = False
 
 
@@ -70,6 +73,8 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._open: dict[str, _Open] = {}
         self._loads = Loads(adapters, runner.pool, lock=self._lock, make_lease=self.acquire, clock=clock)
+        forget = scheduler.blocks.forget
+        self._modes = Modes(runner, adapters, dedicated=self._options.dedicated, forget_keys=forget)
         self._thread: threading.Thread | None = None
         self._stirred = self._working = self._stopping = self._draining = self._failed = False
         self._meter = StepMeter()
@@ -109,6 +114,7 @@ class Engine:
         with self._lock:
             if self._draining or self._failed:
                 raise Refused(RefusalReason.DRAINING, "the executor accepts no more requests")
+            self._modes.admit(spec.revision_id)
             if spec.request_id in self._open:
                 raise Refused(RefusalReason.DUPLICATE_REQUEST, f"request {spec.request_id} is running")
             if len(self._open) >= self._scheduler.limits.max_waiting:
@@ -161,6 +167,17 @@ class Engine:
                 self._adapters.refuse(revision_id)
         return self._ask(lambda: self._revoke(revision_id))
 
+    def merge(self, revision_id: str | None) -> Future[None]:
+        """Enter merged mode for a resident revision, or leave it (None), when nothing runs any more: see merging.py.
+
+        Raises, or fails with, Refused: SHARED_EXECUTOR, MERGED_MODE, NOT_RESIDENT, ADAPTER_*, REVOKED.
+        """
+        with self._wake:
+            waiter = self._modes.ask(revision_id)
+            self._stirred = True
+            self._wake.notify_all()
+        return waiter
+
     def drain(self) -> None:
         """Accept no further request and no further load; what runs goes on."""
         with self._lock:
@@ -171,7 +188,7 @@ class Engine:
         with self._lock:
             flags = {"failed": self._failed, "draining": self._draining, "open_requests": len(self._open)}
             made = {"totals": self._meter.totals, "tokens_out": self._tokens_out}
-            return read_state(self._scheduler, self._adapters, self._loads, **flags, **made)
+            return read_state(self._scheduler, self._adapters, self._loads, modes=self._modes, **flags, **made)
 
     def turn(self) -> int | None:
         """Return which turn the device thread is in, None between turns. No lock: a stuck turn may hold it."""
@@ -199,6 +216,8 @@ class Engine:
             self._stirred = False
         for command in commands:
             command()
+        with self._lock:
+            self._modes.advance(open_requests=len(self._open))
         # Pages are erased and written between steps: bounded, so that no running row waits long for it.
         budget = _WHOLE if self._scheduler.idle else self._options.load_bytes_per_step
         budget = self._scrub(budget)
@@ -259,6 +278,7 @@ class Engine:
             with self._lock:
                 ended = isinstance(event, Ended)
                 record = self._open.pop(event.request_id) if ended else self._open[event.request_id]
+                self._stirred |= ended and self._modes.turning
                 if ended and record.lease is not None:
                     record.lease.release()
             try:
@@ -284,6 +304,8 @@ class Engine:
             held = {r.revision_id: r.leases for r in self._adapters.residents()}
             if revision_id not in held:
                 return None
+            if revision_id == self._modes.revision_id:
+                raise Refused(RefusalReason.MERGED_MODE, "the revision is merged; leave merged mode first")
             self._loads.stop(revision_id, RefusalReason.NOT_RESIDENT)
             return 0 if self._adapters.drain(revision_id) else held[revision_id]
 
@@ -296,6 +318,7 @@ class Engine:
         self._runner.cache.erase(freed)
         self._deliver(self._scheduler.take_events())
         with self._lock:
+            self._modes.gone(revision_id)
             self._adapters.drain(revision_id)
         self._scrub(_WHOLE)
 

@@ -15,6 +15,8 @@ from services.executor.model.interface import Decoder, Packed
 from services.executor.model.lora_linear import LoraBatch
 from services.executor.plan import Plan, Row, RowResult, StepResult
 
+MERGED = "merged"  # the kernel path of steps whose adapter is in the base's weights
+
 
 class Runner:
     """Owned by the device thread."""
@@ -23,6 +25,8 @@ class Runner:
         self.decoder = decoder
         self.pool = pool
         self.cache = cache
+        # The revision that is in the base's weights, if one is: its rows need no adapter. See merging.py.
+        self.merged: str | None = None
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
@@ -30,14 +34,14 @@ class Runner:
         self.cache.clear(plan.fresh_blocks)
         revisions = plan.revisions
         number = {revision: i for i, revision in enumerate(revisions)}
-        owners = [None if row.revision_id is None else number[row.revision_id] for row in plan.rows]
+        owners = [None if row.revision_id in (None, self.merged) else number[row.revision_id] for row in plan.rows]
         lora = self._arrange(owners, [len(row.tokens) for row in plan.rows], revisions)
         hidden = self.decoder.hidden(self._pack(plan.rows, lora))
         results = self._sample(plan.rows, owners, revisions, hidden)
         if any(row.targets for row in plan.rows):
             scored = self._score(plan.rows, owners, revisions, hidden)
             results = tuple(scored.get(result.request_id, result) for result in results)
-        return StepResult(step=plan.step, rows=results, kernel_path=lora.path)
+        return StepResult(step=plan.step, rows=results, kernel_path=MERGED if self.merged is not None else lora.path)
 
     def _arrange(self, owners: Sequence[int | None], counts: Sequence[int], revisions: tuple[str, ...]) -> LoraBatch:
         return self.pool.arrange(make_layout(owners, counts), revisions)
@@ -50,7 +54,7 @@ class Runner:
         info = self.decoder.info
         attention = AttentionBatch(spans, self.cache, q_heads=info.heads, kv_heads=info.kv_heads)
         tokens = torch.tensor([token for row in rows for token in row.tokens])
-        positions = torch.cat([torch.arange(row.start, row.end) for row in rows])
+        positions = torch.tensor([position for row in rows for position in range(row.start, row.end)])
         return Packed(tokens, positions, attention, lora)
 
     def _sample(

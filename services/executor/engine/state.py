@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from services.executor.adapter_pool import AdapterPool, Residency
 from services.executor.engine.loads import Loads
+from services.executor.engine.merging import Mode, Modes
 from services.executor.scheduler import Scheduler
 from services.executor.step_meter import StepTotals
 
@@ -40,6 +41,8 @@ class EngineState:
     evictions: int
     loads_done: int
     thrashes: int
+    mode: Mode
+    merged_revision_id: str | None
 
 
 def read_state(
@@ -47,6 +50,7 @@ def read_state(
     adapters: AdapterPool,
     loads: Loads,
     *,
+    modes: Modes,
     failed: bool,
     draining: bool,
     open_requests: int,
@@ -78,4 +82,6 @@ def read_state(
         evictions=adapters.evictions,
         loads_done=loads.done,
         thrashes=adapters.thrashes,
+        mode=modes.mode,
+        merged_revision_id=modes.revision_id,
     )

@@ -32,6 +32,12 @@ class GroupAdapter:
         else:
             add_run(y, x, gather_run(self._bank, self.rows, self.scaling[layer], layer), 0)
 
+    def deltas(self, layer: int) -> list[torch.Tensor]:
+        """Return scaling * B @ A of every sub, [out, in]; zero where the adapter does not touch the module."""
+        a, b = self._bank.a[layer].index_select(0, self.rows), self._bank.b[layer].index_select(0, self.rows)
+        parts = zip(b.split(self._bank.widths, dim=1), self.scaling[layer], strict=True)
+        return [(part.t() @ a[:, sub]) * scaling for sub, (part, scaling) in enumerate(parts)]
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAdapter:
@@ -45,6 +51,10 @@ class EmbeddingAdapter:
         """Add to y [rows, hidden], in place, rounded once."""
         delta = (self.a.index_select(0, tokens) @ self.b).mul_(self.scaling * gain)
         y.copy_(y + delta)
+
+    def delta(self) -> torch.Tensor:
+        """Return what the adapter adds to the embedding's weight, [vocab, hidden]."""
+        return (self.a @ self.b).mul_(self.scaling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class StateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StateResponse(_message.Message):
-    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count", "kv_cached_block_count", "kv_revision_block_counts", "totals", "page_size_bytes", "page_rank_count", "load_count", "thrash_count")
+    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count", "kv_cached_block_count", "kv_revision_block_counts", "totals", "page_size_bytes", "page_rank_count", "load_count", "thrash_count", "mode", "merged_revision_id", "decoder")
     class KvRevisionBlockCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +164,9 @@ class StateResponse(_message.Message):
     PAGE_RANK_COUNT_FIELD_NUMBER: _ClassVar[int]
     LOAD_COUNT_FIELD_NUMBER: _ClassVar[int]
     THRASH_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MERGED_REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODER_FIELD_NUMBER: _ClassVar[int]
     executor: str
     base_id: str
     base_model: str
@@ -188,7 +191,10 @@ class StateResponse(_message.Message):
     page_rank_count: int
     load_count: int
     thrash_count: int
-    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., kv_revision_block_counts: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Union[StepTotals, _Mapping]] = ..., page_size_bytes: _Optional[int] = ..., page_rank_count: _Optional[int] = ..., load_count: _Optional[int] = ..., thrash_count: _Optional[int] = ...) -> None: ...
+    mode: str
+    merged_revision_id: str
+    decoder: str
+    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., kv_revision_block_counts: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Union[StepTotals, _Mapping]] = ..., page_size_bytes: _Optional[int] = ..., page_rank_count: _Optional[int] = ..., load_count: _Optional[int] = ..., thrash_count: _Optional[int] = ..., mode: _Optional[str] = ..., merged_revision_id: _Optional[str] = ..., decoder: _Optional[str] = ...) -> None: ...
 
 class StepTotals(_message.Message):
     __slots__ = ("step_count", "busy_ms", "prefill_token_count", "decode_row_count", "context_token_count", "adapter_read_bytes")
@@ -219,6 +225,20 @@ class DeviceRevision(_message.Message):
     lease_count: int
     stages: _containers.RepeatedCompositeFieldContainer[_types_pb2.StageReport]
     def __init__(self, revision_id: _Optional[str] = ..., state: _Optional[str] = ..., size_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_types_pb2.StageReport, _Mapping]]] = ...) -> None: ...
+
+class SetModeRequest(_message.Message):
+    __slots__ = ("revision_id",)
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    def __init__(self, revision_id: _Optional[str] = ...) -> None: ...
+
+class SetModeResponse(_message.Message):
+    __slots__ = ("mode", "revision_id")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    revision_id: str
+    def __init__(self, mode: _Optional[str] = ..., revision_id: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -67,6 +67,11 @@ class ExecutorServiceStub:
                 request_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.DrainRequest.SerializeToString,
                 response_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.SetMode = channel.unary_unary(
+                '/loraport.executor.v1.ExecutorService/SetMode',
+                request_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.SetModeRequest.SerializeToString,
+                response_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.SetModeResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -126,6 +131,19 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetMode(self, request, context):
+        """Folds one revision into the base model's weights, or takes it out again; answers when that is done. Before: the
+        executor is configured as dedicated. After: with a revision, only requests for it are accepted and its adapter
+        costs nothing; without, the weights are the base's again, bit for bit. The weights change only while no request
+        runs and nobody holds a revision; meanwhile new requests are refused with `MERGED_MODE`. A revoked revision leaves
+        the weights by itself. Idempotent. Errors: `FAILED_PRECONDITION` (`SHARED_EXECUTOR`, `WRONG_BASE`,
+        `REVISION_NOT_ACTIVE`); `UNAVAILABLE` (`MERGED_MODE`: merged for another revision, or the change was taken back);
+        `DEADLINE_EXCEEDED`: something still runs, and the change is taken back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -158,6 +176,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.DrainRequest.FromString,
                     response_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.DrainResponse.SerializeToString,
+            ),
+            'SetMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMode,
+                    request_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.SetModeRequest.FromString,
+                    response_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.SetModeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -325,6 +348,33 @@ class ExecutorService:
             '/loraport.executor.v1.ExecutorService/Drain',
             loraport_dot_executor_dot_v1_dot_executor__service__pb2.DrainRequest.SerializeToString,
             loraport_dot_executor_dot_v1_dot_executor__service__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.executor.v1.ExecutorService/SetMode',
+            loraport_dot_executor_dot_v1_dot_executor__service__pb2.SetModeRequest.SerializeToString,
+            loraport_dot_executor_dot_v1_dot_executor__service__pb2.SetModeResponse.FromString,
             options,
             channel_credentials,
             insecure,
