@@ -67,18 +67,20 @@ class AsyncClient:
         data_dir: str | Path | None = None,
         *,
         tenant: str,
+        token_file: str | Path | None = None,
         timeout: float | None = wire.DEFAULT_TIMEOUT_S,
     ) -> Self:
         """Returns a client of the local stack at `data_dir`, with the key that `loraport key create` kept there.
 
-        The default is what the command line takes: `LORAPORT_DATA`, else `.loraport`.
+        The default is what the command line takes: `LORAPORT_DATA`, else `.loraport`. With a `token_file`, the access
+        token in it is the credential, read anew for every call.
 
         Raises:
             UnavailableError: there is no stack.
-            UnauthenticatedError: there is no key of the tenant.
+            UnauthenticatedError: there is no key of the tenant, or no token in the file.
         """
         client = cls.__new__(cls)
-        client._open(wire.local_settings(data_dir, tenant=tenant, timeout=timeout))
+        client._open(wire.local_settings(data_dir, tenant=tenant, token_file=token_file, timeout=timeout))
         return client
 
     def _open(self, settings: Settings) -> None:

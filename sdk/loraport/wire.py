@@ -172,6 +172,13 @@ def make_settings(
     return Settings(endpoint, credential, pem, timeout, tenant)
 
 
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        raise UnauthenticatedError(f"there is no token in {path}", reason="INVALID_CREDENTIAL") from None
+
+
 def _checked(secret: str) -> str:
     secret = secret.strip()
     if not secret or not secret.isascii() or not secret.isprintable():
@@ -179,8 +186,10 @@ def _checked(secret: str) -> str:
     return secret
 
 
-def local_settings(data_dir: str | Path | None, *, tenant: str, timeout: float | None) -> Settings:
-    """Returns settings for the local stack at `data_dir`, with the key that the CLI made for `tenant`.
+def local_settings(
+    data_dir: str | Path | None, *, tenant: str, token_file: str | Path | None = None, timeout: float | None
+) -> Settings:
+    """Returns settings for the local stack at `data_dir`, with the key that the CLI made for `tenant`, or a token.
 
     Raises:
         UnavailableError: there is no stack there.
@@ -194,6 +203,16 @@ def local_settings(data_dir: str | Path | None, *, tenant: str, timeout: float |
         raise UnavailableError(str(error), reason="NO_LOCAL_STACK") from None
     if not is_name(tenant):
         raise UnauthenticatedError(f"{tenant!r:.80} is no tenant's id", reason="NO_API_KEY")
+    if token_file is not None:
+        file = Path(token_file)
+        return make_settings(
+            endpoint,
+            api_key=None,
+            token=lambda: _read_token(file),
+            ca_certificate=certificate,
+            timeout=timeout,
+            tenant=tenant,
+        )
     path = Layout.at(data_dir).api_key(tenant)
     try:
         key = path.read_text("ascii")

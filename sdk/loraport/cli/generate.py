@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loraport.cli.references import is_revision_id
-from loraport.cli.views import DEFAULT_DATA, Data, Json, Tenant, note, print_json, wrong_use
+from loraport.cli.views import DEFAULT_DATA, Data, Json, Tenant, TokenFile, note, print_json, wrong_use
 
 if TYPE_CHECKING:
     from loraport.values import Completion, Event
@@ -39,6 +39,7 @@ def generate(
     stream: Annotated[
         bool, typer.Option("--stream", help="Print as tokens come; with --json an event a line.")
     ] = False,
+    token_file: TokenFile = None,
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> None:
@@ -58,7 +59,7 @@ def generate(
         "logprobs": logprobs,
     }
     target = {"adapter": adapter, "alias": alias, "revision_id": revision, "base_model": base_model}
-    with Client.local(data, tenant=tenant, timeout=timeout) as client:
+    with Client.local(data, tenant=tenant, token_file=token_file, timeout=timeout) as client:
         source = _input(prompt, chat=chat, system=system, token_ids=token_ids)
         events = client.stream(**source, **sampling, **target)  # type: ignore[arg-type]
         if stream:

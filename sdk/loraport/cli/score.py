@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loraport.cli.references import is_revision_id
-from loraport.cli.views import DEFAULT_DATA, Data, Json, Tenant, note, print_json, print_rows, wrong_use
+from loraport.cli.views import DEFAULT_DATA, Data, Json, Tenant, TokenFile, note, print_json, print_rows, wrong_use
 
 if TYPE_CHECKING:
     from loraport.client import Client
@@ -26,6 +26,7 @@ def score(
     token_ids: Annotated[bool, typer.Option("--token-ids", help="Both arguments are token ids, e.g. 1,2,3.")] = False,
     top: Annotated[int, typer.Option(help="Alternatives to report with each token.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 120.0,
+    token_file: TokenFile = None,
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> None:
@@ -35,7 +36,7 @@ def score(
     if revision is not None and not is_revision_id(revision):
         raise wrong_use("--revision must be sha256: and 64 hex digits; see: loraport adapter show")
     target = {"adapter": adapter, "alias": alias, "revision_id": revision, "base_model": base_model}
-    with Client.local(data, tenant=tenant, timeout=timeout) as client:
+    with Client.local(data, tenant=tenant, token_file=token_file, timeout=timeout) as client:
         if token_ids:
             before, scored = _ids(prompt), _ids(continuation)
         else:

@@ -16,6 +16,12 @@ Data = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Tenant = Annotated[str, typer.Option("--tenant", "-t", help="Tenant.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", envvar="LORAPORT_TOKEN_FILE", help="File with an access token, instead of the API key."
+    ),
+]
 OptionalTenant = Annotated[str | None, typer.Option("--tenant", "-t", help="Tenant.")]
 DEFAULT_DATA = Path(layout.DEFAULT_DATA)
 

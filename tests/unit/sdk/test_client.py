@@ -134,3 +134,16 @@ def test_settings_hide_the_key_and_are_checked(tmp_path: Path) -> None:
     for key in ("", "é", "a\nb"):
         with pytest.raises(UnauthenticatedError):
             Client("host:1", api_key=key)
+
+
+def test_exactly_one_credential_and_tokens_are_asked_for_anew() -> None:
+    options: dict = {"ca_certificate": None, "timeout": 1.0, "tenant": None}
+    for wrong in ({"api_key": None}, {"api_key": KEY, "token": "a.b.c"}, {"api_key": None, "token": " "}):
+        with pytest.raises(UnauthenticatedError):
+            wire.make_settings("host:1", **wrong, **options)
+    given = iter(["one", " two\n", ""])
+    settings = wire.make_settings("host:1", api_key=None, token=lambda: next(given), **options)
+    assert settings.metadata("r")[0] == ("authorization", "Bearer one")
+    assert settings.metadata("r")[0] == ("authorization", "Bearer two")
+    with pytest.raises(UnauthenticatedError):
+        settings.metadata("r")
