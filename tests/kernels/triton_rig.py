@@ -16,8 +16,10 @@ from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.variants import VARIANTS, Variant
 from services.executor.kernels.work import RECORD, GroupShape, Resident, WorkLimits, make_work
 
-pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested here")
-from services.executor.kernels import triton_lora
+triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested here")
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
+    pytest.skip("the interpreter of Triton before 3.7 does not work with numpy 2.4", allow_module_level=True)
+from services.executor.kernels import triton_lora  # noqa: E402
 
 assert triton_lora.interpreted(), "tests/conftest.py asks for the interpreter before anything imports Triton"
 
@@ -25,7 +27,7 @@ PAGE = 8
 RANKS = (1, 2, 3, 4, 8, 12, 16, 24, 63, 64, 128, 256)
 ROWS = (1, 2, 15, 16, 17, 33, 127, 129)
 DIMS = (64, 96, 172, 576, 1536)
-OUTS = ((172, 40), (64,), (96, 33, 33), (300,), (40, 24))
+OUTS = ((64,), (40, 24), (172, 40), (96, 33, 33), (300,))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Against float64 sums of the same inputs, deltas of about 1: float32 sums, one rounding of y, and in the prefill
 # kernels one of the shrunk rows.
