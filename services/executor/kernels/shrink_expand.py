@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-# MKL shares a product between threads from 28 rows on, which costs more than it gains while the rank is small: 32 rows
-# of rank 8 to 1,536 columns take 51 µs whole and 25 µs in two pieces; of rank 64, 104 and 114 µs (2 cores, AVX2). Below
-# _WIDE columns there is nothing to gain over the calls.
-_SHORT_ROWS, _LONG_ROWS, _SHORT_RANK, _WIDE = 24, 128, 32, 1024
+# Multiply-adds below which a dense product is left to one thread. MKL shares it from 28 rows on, and handing over costs
+# more than it gains: 32 rows of rank 8 to 1,536 columns take 51 µs on two threads and 30 µs on one, of rank 32 83 and
+# 83 µs. To change the number of threads takes 0.4 µs.
+_SHARED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +69,32 @@ def gather_run(bank: Bank, rows: torch.Tensor, scaling: Sequence[float], layer: 
 
 def add_run(y: torch.Tensor, x: torch.Tensor, run: Run, layer: int) -> None:
     """Add one adapter to all rows of y, in place. Shapes: y [rows, sum(widths)], x [rows, in]."""
+    parts = run.expand[layer]
+    rank, widest = parts[0].shape[0], max(part.shape[1] for part in parts)
+    if x.shape[0] * rank * widest >= _SHARED:
+        _add_run(y, x, run, layer)
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _add_run(y, x, run, layer)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _add_run(y: torch.Tensor, x: torch.Tensor, run: Run, layer: int) -> None:
     shrunk = torch.mm(x, run.shrink[layer])
     parts, scaling = run.expand[layer], run.scaling[layer]
     if len(parts) == 1:
-        _expand(y, shrunk, parts[0], scaling[0])
+        y.addmm_(shrunk, parts[0], alpha=scaling[0])
         return
     split = shrunk.view(x.shape[0], -1, len(parts)).permute(2, 0, 1).contiguous()
     column = 0
     for sub, part in enumerate(parts):
         width = part.shape[1]
         if scaling[sub] != 0.0:
-            _expand(y.narrow(1, column, width), split[sub], part, scaling[sub])
+            y.narrow(1, column, width).addmm_(split[sub], part, alpha=scaling[sub])
         column += width
-
-
-def _expand(y: torch.Tensor, shrunk: torch.Tensor, part: torch.Tensor, scaling: float) -> None:
-    """y += scaling * shrunk @ part, in place."""
-    rows, rank = shrunk.shape
-    if not _SHORT_ROWS < rows <= _LONG_ROWS or rank > _SHORT_RANK or y.shape[1] < _WIDE:
-        y.addmm_(shrunk, part, alpha=scaling)
-        return
-    pieces = -(-rows // _SHORT_ROWS)
-    size = -(-rows // pieces)
-    for mine, some in zip(y.split(size), shrunk.split(size), strict=True):
-        mine.addmm_(some, part, alpha=scaling)
 
 
 class PagedStep:
