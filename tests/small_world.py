@@ -35,7 +35,7 @@ def make_small_world(out: Path) -> None:
     torch.manual_seed(5)
     base = out / "bases" / "tiny"
     AutoModelForCausalLM.from_config(config).save_pretrained(base)
-    _write_tokenizer(base)
+    write_tokenizer(base)
     for name, (rank, alpha) in ALPHAS.items():
         torch.manual_seed(7)
         lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=MODULES, task_type="CAUSAL_LM")
@@ -47,7 +47,8 @@ def make_small_world(out: Path) -> None:
         (out / "bundles" / name / "README.md").unlink(missing_ok=True)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer of 512 ids to `folder`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
