@@ -35,6 +35,8 @@ TYPED = (
     "services/executor/kernels/variants.py",
     "services/executor/kernels/work.py",
     "services/executor/kv_blocks.py",
+    "services/executor/model/config.py",
+    "services/executor/model/families.py",
     "services/executor/plan.py",
     "services/executor/prefill.py",
     "services/executor/request.py",

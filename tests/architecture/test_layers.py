@@ -86,6 +86,8 @@ PURE = (
     "services.executor.kernels.variants",
     "services.executor.kernels.work",
     "services.executor.kv_blocks",
+    "services.executor.model.config",
+    "services.executor.model.families",
     "services.executor.plan",
     "services.executor.prefill",
     "services.executor.request",
