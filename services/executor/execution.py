@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from services.executor.engine.loop import Engine, Sink
+from services.executor.engine.loop import Engine
+from services.executor.engine.open_requests import Sink
 from services.executor.request import Ended, Event, Refused, RequestSpec
 
 

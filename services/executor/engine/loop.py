@@ -18,17 +18,17 @@ from typing import TypeVar
 from services.executor.adapter_pool import AdapterPool
 from services.executor.engine.loads import Lease, Loads
 from services.executor.engine.merging import Modes
+from services.executor.engine.open_requests import OpenRequests, Sink
 from services.executor.engine.runner import Runner
 from services.executor.engine.staging import Staged
 from services.executor.engine.state import EngineState, read_state
 from services.executor.plan import Plan
-from services.executor.request import Ended, Event, FinishReason, RefusalReason, Refused, RequestSpec
+from services.executor.request import Event, FinishReason, RefusalReason, Refused, RequestSpec
 from services.executor.scheduler import Scheduler
 from services.executor.step_meter import StepMeter
 
 _T = TypeVar("_T")
 _WHOLE = 2**62  # a budget for all there is
-Sink = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,6 @@ class EngineOptions:
     load_bytes_per_step: int = 8 * 2**20
     dedicated: bool = False
     check_every_step: bool = False
-
-
-@dataclass(slots=True)
-class _Open:
-    sink: Sink
-    lease: Lease | None
 
 
 class Engine:
@@ -71,7 +65,7 @@ class Engine:
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self._inbox: deque[Callable[[], None]] = deque()
-        self._open: dict[str, _Open] = {}
+        self._open = OpenRequests(self._lock, cancel=self.cancel, on_fault=on_fault)
         self._loads = Loads(adapters, runner.pool, lock=self._lock, make_lease=self.acquire, clock=clock)
         forget = scheduler.blocks.forget
         self._modes = Modes(runner, adapters, dedicated=self._options.dedicated, forget_keys=forget)
@@ -124,7 +118,7 @@ class Engine:
                 lease = self.acquire(spec.revision_id)
                 if lease is None:
                     raise Refused(RefusalReason.NOT_RESIDENT, f"{spec.revision_id} is not on the device")
-            self._open[spec.request_id] = _Open(sink, lease)
+            self._open.add(spec.request_id, sink, lease)
             self._post(lambda: self._scheduler.submit(spec, now=self._clock()))
 
     def cancel(self, request_id: str) -> None:
@@ -216,14 +210,14 @@ class Engine:
             self._stirred = False
         for command in commands:
             command()
-        with self._lock:
-            self._modes.advance(open_requests=len(self._open))
         # Pages are erased and written between steps: bounded, so that no running row waits long for it.
         budget = _WHOLE if self._scheduler.idle else self._options.load_bytes_per_step
         budget = self._scrub(budget)
         budget = self._loads.advance(budget)
         self._scrub(budget)
         computed = self._compute()
+        with self._lock:
+            self._modes.advance(open_requests=len(self._open))
         if self._options.check_every_step:
             with self._lock:
                 self._scheduler.check()
@@ -256,9 +250,9 @@ class Engine:
             plan = self._scheduler.plan(now=self._clock())
         self._runner.cache.erase(self._scheduler.blocks.take_freed())
         if not plan.rows:
-            self._deliver(self._scheduler.take_events())
+            self._open.deliver(self._scheduler.take_events())
             return False
-        self._deliver(self._run_plan(plan))
+        self._open.deliver(self._run_plan(plan))
         return True
 
     def _run_plan(self, plan: Plan) -> tuple[Event, ...]:
@@ -273,25 +267,10 @@ class Engine:
             self._tokens_out += sum(row.token is not None for row in result.rows)
             return self._scheduler.commit(plan, result, now=self._clock())
 
-    def _deliver(self, events: tuple[Event, ...]) -> None:
-        for event in events:
-            with self._lock:
-                ended = isinstance(event, Ended)
-                record = self._open.pop(event.request_id) if ended else self._open[event.request_id]
-                self._stirred |= ended and self._modes.turning
-                if ended and record.lease is not None:
-                    record.lease.release()
-            try:
-                record.sink(event)
-            except Exception as error:
-                self._on_fault(error)
-                if not ended:
-                    self.cancel(event.request_id)
-
     def _end(self, request_id: str, reason: FinishReason) -> None:
         with self._lock:
             self._scheduler.end(request_id, reason)
-        self._deliver(self._scheduler.take_events())
+        self._open.deliver(self._scheduler.take_events())
 
     def _release(self, number: int) -> None:
         with self._wake:
@@ -316,7 +295,7 @@ class Engine:
             freed = self._scheduler.blocks.take_freed()
         self._runner.cache.clear(freed)
         self._runner.cache.erase(freed)
-        self._deliver(self._scheduler.take_events())
+        self._open.deliver(self._scheduler.take_events())
         with self._lock:
             self._modes.gone(revision_id)
             self._adapters.drain(revision_id)
@@ -338,7 +317,7 @@ class Engine:
         self._loads.stop_all(RefusalReason.DRAINING)
         with self._lock:
             self._scheduler.end_all(reason)
-        self._deliver(self._scheduler.take_events())
+        self._open.deliver(self._scheduler.take_events())
         self._scrub(_WHOLE)
 
     def _post(self, command: Callable[[], None]) -> bool:
