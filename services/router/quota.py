@@ -241,15 +241,20 @@ class Quotas:
             if account.in_flight or account.active >= since
         }
 
-    def hear(self, routers: Mapping[str, Mapping[str, Use]]) -> None:
-        """Takes the words of the other routers that are alive: what is new in their totals was used up as well."""
+    def hear(self, routers: Mapping[str, Mapping[str, Use]], quota_of: Callable[[str], Quota]) -> None:
+        """Takes the words of the other routers that are alive: what is new in their totals was used up as well.
+
+        It counts against `quota_of` the tenant, also of one that never asked anything of this router.
+        """
         heard = {}
         for router, told in routers.items():
             before = self._heard.get(router)
             for tenant, use in told.items():
                 # A router that was not known yet says what it did in all its life: that is no news.
                 known = before.get(tenant, _NOTHING) if before is not None else use
-                self._take(tenant, [new - old for new, old in zip(use.totals, known.totals, strict=True)])
+                new = [now - then for now, then in zip(use.totals, known.totals, strict=True)]
+                if any(new):
+                    self._take(self._account(tenant, quota_of(tenant)), new)
             # Who is not told of any more is idle there; its totals go on where they were.
             idle = {tenant: Use(use.totals, 0, 0) for tenant, use in (before or {}).items()}
             heard[router] = {**idle, **told}
@@ -260,11 +265,11 @@ class Quotas:
         """Notes that the others are not heard: from now on each keeps to its part."""
         self.linked = False
 
-    def _take(self, tenant: str, amounts: list[int]) -> None:
-        account, now = self._accounts.get(tenant), self._now()
+    def _take(self, account: _Account, amounts: list[int]) -> None:
+        now = self._now()
         for name, amount in zip(PER_MINUTE, amounts, strict=True):
-            limit = self._limit(account, name) if account is not None else None
-            if account is not None and limit is not None and amount > 0:
+            limit = self._limit(account, name)
+            if limit is not None and amount > 0:
                 self._bucket(account, name, limit, now).take(amount, limit, now)
 
     def _account(self, tenant: str, quota: Quota) -> _Account:

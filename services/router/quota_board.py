@@ -5,6 +5,7 @@ is garbage is no word. A router is alive while its word changes; who is silent f
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import structlog
@@ -13,6 +14,7 @@ from valkey.exceptions import ValkeyError
 
 from loraport.bundle.canonical import StrictJsonError, canonical, load_strict
 from services.router.quota import Quotas, Use
+from services.shared.quotas import Quota
 
 log = structlog.get_logger()
 
@@ -47,10 +49,19 @@ def decode(word: bytes) -> tuple[int, dict[str, Use]] | None:
 
 
 class QuotaBoard:
-    """See the module's text. An empty `url` is a router that is alone."""
+    """See the module's text. An empty `url` is a router that is alone. `quota_of` says what a tenant may use."""
 
-    def __init__(self, url: str, quotas: Quotas, *, router: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        url: str,
+        quotas: Quotas,
+        *,
+        quota_of: Callable[[str], Quota],
+        router: str,
+        now: Callable[[], float],
+    ) -> None:
         self._quotas = quotas
+        self._quota_of = quota_of
         self._router = router
         self._now = now
         self._client = (
@@ -61,6 +72,7 @@ class QuotaBoard:
         self._sequence = 0
         # Router → its last word, and since when it has said the same.
         self._seen: dict[str, tuple[int, float]] = {}
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -77,7 +89,8 @@ class QuotaBoard:
         """Stops that and takes this router's word away."""
         if self._task is None or self._client is None:
             return
-        self._task.cancel()
+        # Not cancelled: the client library may take a cancellation in the middle of a call for a failure of the call.
+        self._stopping.set()
         await asyncio.gather(self._task, return_exceptions=True)
         try:
             await self._client.hdel(KEY, self._router)
@@ -118,7 +131,7 @@ class QuotaBoard:
                 del self._seen[router]
             elif router != self._router and said is not None and now - since < SILENT_S:
                 alive[router] = said[1]
-        self._quotas.hear(alive)
+        self._quotas.hear(alive, self._quota_of)
         return gone
 
     async def _remove(self, routers: list[str]) -> None:
@@ -129,6 +142,8 @@ class QuotaBoard:
             log.info("quota board is away; words of routers that are gone stay")
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             await self.exchange()
-            await asyncio.sleep(INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._stopping.wait()

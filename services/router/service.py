@@ -45,6 +45,14 @@ from services.shared.trust import RoleSigner, TrustError, TrustStore
 
 log = structlog.get_logger()
 
+# Anybody can connect to the users' door. Milliseconds: a connection that has not become one of TLS by then is closed,
+# and so is one without calls; none is for ever, and then its calls have longer than any may take.
+USER_DOOR = (
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_connection_age_ms", 1_800_000),
+    ("grpc.max_connection_age_grace_ms", 900_000),
+)
 # How often a router that waits for its first catalog says so.
 SYNC_LOG_S = 10.0
 MIN_PEPPER_BYTES = 32
@@ -93,7 +101,7 @@ class RouterService:
         )
         pages = PageTokens(pepper, purpose="router")
         quotas = Quotas(self._clock.monotonic)
-        self._quota_board = QuotaBoard(config.valkey_url, quotas, router=uuid.uuid4().hex, now=self._clock.monotonic)
+        self._quota_board = _quota_board(config, quotas, self._catalog, self._clock)
         self._checker = TokenChecker(IssuerKeys(issuer, now=self._clock.monotonic) for issuer in config.token_issuers)
         keeper = Doorkeeper(self._catalog, pepper=pepper, now=self._clock.now, tokens=self._checker)
         inference = InferenceServicer(door, relays, self._catalog, quotas, tokens=pages, clock=self._clock)
@@ -107,7 +115,7 @@ class RouterService:
             clock=self._clock,
         )
         authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
-        self._user, self._admin = Server(authorities, authenticate_user=keeper), Server(authorities)
+        self._user, self._admin = Server(authorities, authenticate_user=keeper, options=USER_DOOR), Server(authorities)
         self._user.add(add_InferenceServiceServicer_to_server, inference)
         self._admin.add(add_RouterAdminServiceServicer_to_server, admin)
         self._syncing: asyncio.Task[None] | None = None
@@ -189,6 +197,16 @@ async def build(config: RouterConfig) -> RouterService:
     except TextError as error:
         raise ConfigError(str(error)) from None
     return RouterService(config, texts)
+
+
+def _quota_board(config: RouterConfig, quotas: Quotas, catalog: CatalogClient, clock: SystemClock) -> QuotaBoard:
+    return QuotaBoard(
+        config.valkey_url,
+        quotas,
+        quota_of=lambda tenant: catalog.view.quota_of(tenant),
+        router=uuid.uuid4().hex,
+        now=clock.monotonic,
+    )
 
 
 def _secrets(config: RouterConfig) -> tuple[bytes, RoleSigner, TrustStore]:

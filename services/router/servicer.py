@@ -20,7 +20,6 @@ from services.shared import names
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.paging import PageTokens, page_size
-from services.shared.quotas import NO_QUOTA
 from services.shared.rpc.server import current_call
 
 CATCH_UP_S = 0.2
@@ -80,8 +79,7 @@ class InferenceServicer(stubs.InferenceServiceServicer):
 
     def _enter(self, tenant: str) -> Entry:
         """Before anything that the call names is looked at. Raises LoraportError (QUOTA_EXCEEDED)."""
-        owner = self._catalog.view.tenants.get(tenant)
-        return self._quotas.enter(tenant, owner.quota if owner is not None else NO_QUOTA)
+        return self._quotas.enter(tenant, self._catalog.view.quota_of(tenant))
 
     def _count(self, entry: Entry, job: Job) -> None:
         """Counts what a call uses that was found to be the tenant's to use. Raises LoraportError (QUOTA_EXCEEDED)."""

@@ -96,6 +96,11 @@ class CatalogView:
     revisions: dict[str, RevisionItem] = field(default_factory=dict)
     aliases: dict[tuple[str, str, str], AliasItem] = field(default_factory=dict)
 
+    def quota_of(self, tenant: str) -> Quota:
+        """Returns a tenant's quotas; one that is not known has none."""
+        owner = self.tenants.get(tenant)
+        return owner.quota if owner is not None else NO_QUOTA
+
     def apply(self, items: Iterable[Item], *, epoch: int, synced: bool) -> list[RevisionItem]:
         """Takes a part of the catalog; returns the revisions that are newly REVOKED by it, or ACTIVE no longer."""
         revoked = []

@@ -122,13 +122,13 @@ def test_limits_hold_at_every_moment_and_all_ends_at_zero(actions: list[tuple[st
 )
 def test_three_routers_let_in_no_more_than_one_would(limit: int, asks: list[int], linked: bool) -> None:
     """Linked, each hears of the others after every call; apart, each keeps to its part."""
-    time, quota = Time(), Quota(requests_per_minute=limit, in_flight_count=limit)
+    time, quota = Time(), Quota(requests_per_minute=limit)
     routers = [Quotas(time) for _ in range(3)]
 
     def exchange() -> None:
         told = [router.told() for router in routers]
         for index, router in enumerate(routers):
-            router.hear({str(other): told[other] for other in range(3) if other != index})
+            router.hear({str(other): told[other] for other in range(3) if other != index}, lambda tenant: quota)
 
     exchange()
     if not linked:
@@ -213,9 +213,9 @@ def test_what_other_routers_do_counts_from_when_they_are_known() -> None:
     time = Time()
     quotas, quota = Quotas(time), Quota(requests_per_minute=10, in_flight_count=5)
     quotas.enter("acme", quota).close()
-    quotas.hear({"b": {"acme": Use((1000, 0, 0), 2, 2)}})
+    quotas.hear({"b": {"acme": Use((1000, 0, 0), 2, 2)}}, lambda tenant: quota)
     assert quotas.lines("acme", quota)[0].used == 1
-    quotas.hear({"b": {"acme": Use((1004, 0, 0), 4, 0)}})
+    quotas.hear({"b": {"acme": Use((1004, 0, 0), 4, 0)}}, lambda tenant: quota)
     used = {line.quota: line.used for line in quotas.lines("acme", quota)}
     assert (used["requests_per_minute"], used["in_flight_count"], used["queued_count"]) == (5, 4, 0)
     quotas.enter("acme", quota)
@@ -223,7 +223,7 @@ def test_what_other_routers_do_counts_from_when_they_are_known() -> None:
         quotas.enter("acme", quota)
     assert caught.value.metadata["quota"] == "in_flight_count"
     # Not told of any more: idle there; a router that has gone holds nothing.
-    quotas.hear({"b": {}})
+    quotas.hear({"b": {}}, lambda tenant: quota)
     assert {line.quota: line.used for line in quotas.lines("acme", quota)}["in_flight_count"] == 1
-    quotas.hear({})
+    quotas.hear({}, lambda tenant: quota)
     assert quotas.routers == 1

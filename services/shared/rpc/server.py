@@ -168,8 +168,10 @@ class Server:
         on_refused: RefusalListener | None = None,
         options: tuple[tuple[str, int], ...] = (),
     ) -> None:
+        # Each option once: which of two counts is grpc's own affair.
+        wanted = {**dict(SERVER_OPTIONS), **dict(options)}
         self._server = grpc.aio.server(
-            interceptors=[Guard(authorities, authenticate_user, on_refused)], options=[*SERVER_OPTIONS, *options]
+            interceptors=[Guard(authorities, authenticate_user, on_refused)], options=list(wanted.items())
         )
         self._authorities = authorities
         self._health = HealthServicer()
