@@ -53,7 +53,7 @@ VARIANTS: Mapping[str, Variant] = {
     v.name: v
     for v in (
         Variant(kind="decode", rows=1, ranks=8, in_cols=512, out_cols=512, max_splits=4, max_rows=512, shrink_warps=8),
-        Variant(kind="decode", rows=4, ranks=8, in_cols=512, out_cols=256, max_splits=4, max_rows=512, shrink_warps=8),
+        Variant(kind="decode", rows=4, ranks=8, in_cols=512, out_cols=128, max_splits=4, max_rows=512, shrink_warps=8),
         Variant(kind="prefill", rows=16, ranks=16, in_cols=128, out_cols=128, max_splits=4, max_rows=1024, stages=3),
         Variant(kind="prefill", rows=16, ranks=64, in_cols=128, out_cols=128, max_splits=4, max_rows=1024, stages=3),
         Variant(kind="prefill", rows=64, ranks=16, in_cols=64, out_cols=128, max_splits=1, max_rows=2**16, stages=3),
