@@ -119,6 +119,7 @@ class Settings:
         return [
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.ping_timeout_ms", 10_000),
             ("grpc.max_receive_message_length", 16 << 20),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0 if own else 1),

@@ -40,6 +40,8 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # grpc waits for the answer to a keepalive ping as long as for that to any ping: a minute if this is not set.
+    ("grpc.http2.ping_timeout_ms", 10_000),
 )
 
 
