@@ -23,13 +23,15 @@ PREFIX_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Times in ms, sizes in MiB. A page holds 8 rank rows of `page_mib` together."""
+    """Times in ms, sizes in MiB. A page holds 8 rank rows of `page_mib` together. The defaults are an 8B decoder in
+    bfloat16 on 2 TB/s and 300 TFLOP/s: 16 GB of weights a step, 16 GFLOP a token, 128 KiB of keys and values a token.
+    """
 
     step: float = 8.0
-    prefill: float = 0.03
+    prefill: float = 0.05
     row: float = 0.1
-    context: float = 0.0001
-    adapter: float = 0.001
+    context: float = 0.000065
+    adapter: float = 0.0005
     link_ms: float = 20.0
     link_mib_ms: float = 1.0
     page_mib: float = 20.0

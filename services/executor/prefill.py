@@ -1,7 +1,7 @@
 """How the prompts in a step share its tokens.
 
-A quarter of them is divided equally, so every prompt advances; the rest goes to the tenant that had least computed of
-late, its older prompts first. So neither one long prompt nor many short ones of a tenant hold up another tenant's.
+A sixteenth of them is divided equally, so every prompt advances; the rest goes to the tenant that had least computed
+of late, its older prompts first. So neither one long prompt nor many short ones of a tenant hold up another tenant's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 # One in so many of a step's tokens is divided equally.
-EQUAL = 4
+EQUAL = 16
 # In this time what was computed loses half of its weight.
 HALF_LIFE_S = 10.0
 MAX_KNOWN = 10_000

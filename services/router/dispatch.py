@@ -173,6 +173,7 @@ class Dispatch:
             request.rank,
             excluded,
             tenant=request.tenant,
+            weight=request.weight,
             prompt_tokens=request.prompt_tokens,
             mib=request.mib,
             matches=self.locality.match(request.prefix),
@@ -236,6 +237,7 @@ class Dispatch:
             tenant=request.tenant,
             answers=request.answers,
             now=now,
+            weight=request.weight,
             tokens=_to_compute(request, placed),
             cold=placed.cold,
         )

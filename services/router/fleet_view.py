@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from services.shared.residency import Notice, Resident
 
-# At most one in so many of an executor's places is kept free for tenants that used them of late.
-KEPT = 4
+# At most one in so many of an executor's places is kept free for tenants that used them of late, from a tenant that has
+# twice its part or more; from one that has little more than its part, accordingly fewer.
+KEPT = 2
 # Prompt tokens that an executor may have to compute still when a tenant sends it one more request: its own about a step
 # full, or all together two. More would only wait there, where nobody can pass it.
 MAX_OWN_AHEAD, MAX_AHEAD = 512, 1024
@@ -27,7 +28,7 @@ class ExecutorView:
     `serving` says whether it may be sent requests, `why_not` why it may not. `in_flight` counts the answers that this
     router awaits there, `held` them by tenant, `peaks` the most of late. `ahead` are the prompt tokens, by tenant, that
     it has to compute still. Who may be sent there, `has_place` says: of the `window` places, some that other tenants
-    had of late are kept for them, up to an equal part each; `reserve` more are for tenants that have less than that.
+    had of late are kept for them, up to their parts; `reserve` more are for tenants that have less than that.
     `loading` are the revisions whose loads this router has under way there, and for which tenants; `draining` those
     that get no further request there, because one that must be loaded waits for their room. `busy` are revisions that
     somebody uses.
@@ -45,6 +46,7 @@ class ExecutorView:
     reserve: int = 0
     held: Mapping[str, int] = field(default_factory=dict)
     peaks: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     ahead: Mapping[str, int] = field(default_factory=dict)
     loading: Mapping[str, str] = field(default_factory=dict)
     draining: frozenset[str] = frozenset()
@@ -63,18 +65,21 @@ class ExecutorView:
         """Whether one more request of some tenant may be sent to it."""
         return self.serving and self.in_flight < self.window + self.reserve
 
-    def has_place(self, tenant: str) -> bool:
-        """Whether one more request of this tenant may be sent to it."""
+    def has_place(self, tenant: str, weight: float = 1.0) -> bool:
+        """Whether one more request of this tenant may be sent to it. Parts are by weight."""
         if not self.has_room or self.is_ahead(tenant):
             return False
         own = self.held.get(tenant, 0)
-        part = math.ceil(self.window / len({tenant, *self.held, *self.peaks}))
+        total = weight + sum(self.weights.get(other, 1.0) for other in {*self.held, *self.peaks} - {tenant})
+        part = math.ceil(self.window * weight / total)
         if own < part:
             return True
         kept = sum(
-            max(0, min(part, peak) - self.held.get(other, 0)) for other, peak in self.peaks.items() if other != tenant
+            max(0, min(math.ceil(self.window * self.weights.get(other, 1.0) / total), peak) - self.held.get(other, 0))
+            for other, peak in self.peaks.items()
+            if other != tenant
         )
-        return self.in_flight + min(kept, self.window // KEPT) < self.window
+        return self.in_flight + min(kept, self.window // KEPT) * min(1.0, own / part - 1.0) < self.window
 
     def is_ahead(self, tenant: str) -> bool:
         """Whether it has as many prompt tokens of this tenant to compute as it may."""

@@ -45,6 +45,7 @@ class _Member:
     # Prompt tokens by tenant that were sent and are not computed yet; most answers by tenant of late, and when.
     ahead: Counter[str] = dataclasses.field(default_factory=Counter)
     peaks: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    weights: dict[str, float] = dataclasses.field(default_factory=dict)
     # Revisions that requests were begun with since the report.
     told: set[str] = dataclasses.field(default_factory=set)
     # Leases that the report counts beyond this router's own.
@@ -158,6 +159,7 @@ class Members:
         *,
         tenant: str,
         now: float,
+        weight: float = 1.0,
         answers: int = 1,
         tokens: int = 0,
         cold: bool = False,
@@ -166,6 +168,7 @@ class Members:
         member = self._members[name]
         member.in_flight[revision_id] += answers
         member.held[tenant] += answers
+        member.weights[tenant] = weight
         member.ahead[tenant] += tokens
         if cold:
             member.loading[revision_id] = tenant
@@ -173,6 +176,8 @@ class Members:
         if member.held[tenant] >= peak:
             member.peaks[tenant] = (member.held[tenant], now)
         member.peaks = {key: value for key, value in member.peaks.items() if value[1] > now - PEAK_S}
+        if len(member.weights) > 2 * (len(member.peaks) + len(member.held)):
+            member.weights = {key: w for key, w in member.weights.items() if key in member.peaks or key in member.held}
         if cold:
             # What gave way has done so.
             member.draining.clear()
@@ -249,6 +254,7 @@ class Members:
             expected=frozenset(member.in_flight),
             held=MappingProxyType(dict(member.held)),
             peaks=MappingProxyType({key: peak for key, (peak, _) in member.peaks.items()}),
+            weights=MappingProxyType(member.weights),
             ahead=MappingProxyType(dict(member.ahead)),
             loading=MappingProxyType(dict(member.loading)),
             draining=frozenset(member.draining),

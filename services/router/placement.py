@@ -45,6 +45,7 @@ class Wish:
     rank: int
     excluded: frozenset[str] = frozenset()
     tenant: str = ""
+    weight: float = 1.0
     prompt_tokens: int = 0
     mib: float = 0.0
     matches: Mapping[str, int] = field(default_factory=dict)
@@ -207,7 +208,7 @@ def _against(executor: ExecutorView, wish: Wish) -> str:
         return executor.why_not
     if executor.max_rank and wish.rank > executor.max_rank:
         return f"holds ranks up to {executor.max_rank}, the revision has {wish.rank}"
-    if not executor.has_place(wish.tenant):
+    if not executor.has_place(wish.tenant, wish.weight):
         if executor.is_ahead(wish.tenant):
             return f"has {executor.ahead[wish.tenant]} prompt tokens of this tenant to compute"
         if executor.has_room:

@@ -34,4 +34,4 @@ def test_what_was_long_ago_counts_little() -> None:
     shares = PrefillShares()
     shares.divide([Prompt("a", 400)], 400, now=0.0)
     shares.divide([Prompt("b", 100)], 100, now=60.0)
-    assert shares.divide([Prompt("a", 400), Prompt("b", 400)], 400, now=60.0) == [350, 50]
+    assert shares.divide([Prompt("a", 400), Prompt("b", 400)], 400, now=60.0) == [388, 12]
