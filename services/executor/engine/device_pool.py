@@ -24,6 +24,9 @@ from services.executor.model.lora_linear import EmbeddingAdapter, GroupAdapter, 
 # no CPU path is faster in another.
 POOL_DTYPE = torch.float32
 
+# Written at a time: an output head's rows of rank 256 are 50 MB on a vocabulary of 49,000, too much between two steps.
+PIECE_BYTES = 1 << 20
+
 # Steps whose arrangement is kept: decoding repeats the last one, and its head's, until a row joins or leaves.
 _KEPT_BATCHES = 4
 
@@ -102,7 +105,7 @@ class DevicePool:
         self._fill(pages, float("nan") if self._poison else 0.0)
 
     def write(self, staged: Staged, pages: Sequence[int]) -> Iterator[int]:
-        """Copy a staged revision to its pages, one layer of one group at a time; yields the bytes copied.
+        """Copy a staged revision to its pages, up to PIECE_BYTES of one layer of one group at a time; yields the bytes.
 
         The caller may stop between yields to run a step: pages of a revision that is not bound are read by nobody.
         """
@@ -113,13 +116,15 @@ class DevicePool:
             bank = self.banks[group.name]
             rows = torch.tensor(page_rows(pages, rank=part.rank, rows_per_page=self.rows_per_page))
             bank.scale.index_copy_(1, rows, part.scale)
+            row_bytes = part.a[0, 0].nbytes + sum(b[0, 0].nbytes for b in part.b)
+            many = max(1, PIECE_BYTES // row_bytes)
             for layer in range(group.layers):
-                bank.a[layer].index_copy_(0, rows, part.a[layer])
-                copied = part.a[layer].nbytes
-                for target, source in zip(bank.b[layer].split(bank.widths, dim=1), part.b, strict=True):
-                    target.index_copy_(0, rows, source[layer])
-                    copied += source[layer].nbytes
-                yield copied
+                for first in range(0, part.rank, many):
+                    some, to = slice(first, first + many), rows[first : first + many]
+                    bank.a[layer].index_copy_(0, to, part.a[layer, some])
+                    for target, source in zip(bank.b[layer].split(bank.widths, dim=1), part.b, strict=True):
+                        target.index_copy_(0, to, source[layer, some])
+                    yield len(to) * row_bytes
 
     def bind(self, staged: Staged, pages: tuple[int, ...]) -> None:
         """Make a written revision usable in `arrange`."""

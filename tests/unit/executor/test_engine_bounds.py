@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.executor.engine import device_pool
 from services.executor.engine.device_pool import POOL_DTYPE, DevicePool
 from services.executor.engine.staging import stage
 from services.executor.request import FinishReason, RefusalReason, Refused, Sampling
@@ -117,3 +118,19 @@ def test_a_drained_engine_ends_what_runs_and_takes_nothing(family) -> None:
     assert {t.ended[0].reason for t in asked if t.ended} <= {FinishReason.LENGTH, FinishReason.EOS}
     assert all(t.ended for t in asked)
     world.assert_idle()
+
+
+def test_a_large_group_is_written_in_pieces_and_answers_the_same(family, monkeypatch) -> None:
+    root, bundles = family
+    told = []
+    for piece in (device_pool.PIECE_BYTES, 1500):
+        monkeypatch.setattr(device_pool, "PIECE_BYTES", piece)
+        world = open_world(root / "base")
+        _, pieces = metered(world, monkeypatch)
+        world.load(bundles[0].host())
+        told.append(world.submit("x", prompt_of(30), bundles[0].revision_id, sampling=LONG))
+        told[-1].largest = max(pieces)
+        world.finish()
+    assert told[0].tokens == told[1].tokens
+    rows = [sum(g.out_features) * 4 + len(g.out_features) * g.in_features * 4 for g in world.decoder.groups]
+    assert told[1].largest <= max(1500, *rows) < told[0].largest
