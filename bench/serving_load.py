@@ -112,9 +112,9 @@ def resident_mib() -> float:
 
 
 def memory_per_rank(bench: EngineBench, adapters: Sequence[Adapter]) -> float:
-    """Return the pages' bytes over the bytes of the ranks (float32, as they are kept), for these adapters together."""
+    """Return the bytes of these adapters' pages over those of their own numbers in float32, as they are kept."""
     state = bench.engine.state()
     rows = bench.runner.pool.rows_per_page
     paged = sum(-(-adapter.rank // rows) for adapter in adapters) * state.page_bytes
-    needed = sum(4 * adapter.rank * group.values_per_rank for adapter in adapters for group in bench.decoder.groups)
+    needed = sum(4 * (a.numel() + b.numel()) for adapter in adapters for a, b in adapter.modules.values())
     return paged / needed
