@@ -60,9 +60,6 @@ class RouterConfig:
     max_tokens: int = 4096
     # Longest life of a request, whatever its deadline.
     max_request_s: float = 600.0
-    # Cost of a token, in milliseconds of work, until the executors' reports have taught better.
-    prefill_ms_per_token: float = 1.0
-    decode_ms_per_token: float = 2.0
     # A caller that does not take what is ready for so long has gone; its place goes to others.
     max_unread_s: float = 10.0
     # How often every executor is asked for its state.
@@ -83,9 +80,9 @@ class RouterConfig:
         for name in ("max_queued", "max_running", "executor_window", "max_prompt_tokens", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("queue_residence_s", "max_request_s", "max_unread_s", "poll_interval_s", "decode_ms_per_token"):
+        for name in ("queue_residence_s", "max_request_s", "max_unread_s", "poll_interval_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
-        for name in ("executor_wait_s", "drain_s", "prefill_ms_per_token", "reserved_places"):
+        for name in ("executor_wait_s", "drain_s", "reserved_places"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")

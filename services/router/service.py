@@ -179,8 +179,7 @@ def _dispatch(config: RouterConfig) -> Dispatch:
         window=config.executor_window,
         reserve=config.reserved_places,
     )
-    prior = Prices(prefill=config.prefill_ms_per_token, row=config.decode_ms_per_token)
-    return Dispatch(queue, members, ledger, PriceBook(prior))
+    return Dispatch(queue, members, ledger, PriceBook(Prices()))
 
 
 async def build(config: RouterConfig) -> RouterService:
