@@ -344,6 +344,11 @@ class AdminClient:
         request = log_service_pb2.GetInclusionProofRequest(leaf_index=index, tree_size=tree_size)
         return self._registry.call(self._log.GetInclusionProof, request)
 
+    def consistency_proof(self, old: int, new: int) -> log_service_pb2.ConsistencyProof:
+        """Returns the proof that the log of `new` leaves begins with that of `old`."""
+        request = log_service_pb2.GetConsistencyProofRequest(old_tree_size=old, new_tree_size=new)
+        return self._registry.call(self._log.GetConsistencyProof, request)
+
     def list_audit_events(self, tenant: str | None = None) -> Iterator[audit_service_pb2.AuditEvent]:
         """Yields audit events, newest first, of one tenant or of all."""
         request = audit_service_pb2.ListAuditEventsRequest(tenant=f"tenants/{tenant}" if tenant else "")

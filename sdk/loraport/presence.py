@@ -17,6 +17,7 @@ from loraport.executor.v1 import executor_service_pb2 as executor_pb
 from loraport.executor.v1 import executor_service_pb2_grpc as executor_stubs
 from loraport.loader.v1 import loader_service_pb2 as loader_pb
 from loraport.loader.v1 import loader_service_pb2_grpc as loader_stubs
+from loraport.log.peers import Told
 
 # A service that does not answer is told as such, and soon: the others' answers are waiting.
 TIMEOUT_S = 5.0
@@ -73,6 +74,16 @@ class PresenceClient:
         )
         return found
 
+    def logs(self) -> list[Told]:
+        """Returns which log the loader and each executor believe, or why they did not say."""
+        answers: dict[str, Any] = {}
+        try:
+            answers["loader"] = self.inventory()
+        except LoraportError as error:
+            answers["loader"] = error
+        answers |= {f"executor/{name}": state for name, state in self.executors().items()}
+        return [_told(peer, answer) for peer, answer in answers.items()]
+
     def close(self) -> None:
         """Closes the connections."""
         for channel in self._channels.values():
@@ -91,3 +102,10 @@ class PresenceClient:
             return method(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             raise error_from_rpc(error, endpoint=address) from None
+
+
+def _told(peer: str, answer: Any) -> Told:
+    if isinstance(answer, LoraportError):
+        return Told(peer=peer, fault=str(answer))
+    seen = answer.checkpoint
+    return Told(peer=peer, tree_size=seen.tree_size, root_hash=seen.root_hash, envelope=seen.envelope)

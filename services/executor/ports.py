@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.shared.checkpoint import Seen
 from services.shared.statements import Record
 
 
@@ -71,6 +72,9 @@ class Registry(Protocol):
                 not proven yet, and cannot be asked; CHECKPOINT_STALE when the registry's checkpoint is so old that
                 nothing may serve any more, or none that could prove the record is believed.
         """
+
+    def seen(self) -> Seen | None:
+        """Return the newest checkpoint that is believed, for whoever compares what peers were told."""
 
     async def require_fresh(self) -> None:
         """Return when something new may be loaded.

@@ -12,7 +12,7 @@ import structlog
 from services.executor.ports import Standing
 from services.shared.catalog import RevisionItem, verified_record
 from services.shared.catalog_client import CatalogClient
-from services.shared.checkpoint import CheckpointKeeper
+from services.shared.checkpoint import CheckpointKeeper, Seen
 from services.shared.errors import LoraportError
 from services.shared.inclusion import LogClient, RecordProofs
 from services.shared.statements import StatementError, TrustedKeys
@@ -56,6 +56,9 @@ class RegistryClient:
 
     async def require_fresh(self) -> None:
         await self._keeper.require_fresh(lambda: self._catalog.view.epoch)
+
+    def seen(self) -> Seen | None:
+        return self._keeper.seen
 
     async def standing(self, revision_id: str) -> Standing:
         self._keeper.require_alive()

@@ -19,6 +19,7 @@ from services.executor.engine.state import EngineState
 from services.executor.execution import Execution
 from services.executor.ports import Registry
 from services.executor.request import Ended, RefusalReason, Refused, RequestSpec, Started, Tokens
+from services.shared.checkpoint import told
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.prefix_hash import tenant_salt
@@ -243,6 +244,7 @@ class ExecutorServicer(ExecutorServiceServicer):
             page_rank_count=state.page_rows,
             load_count=state.loads_done,
             thrash_count=state.thrashes,
+            checkpoint=told(self._registry.seen()),
         )
 
     async def SetMode(self, request: pb.SetModeRequest, context: Any) -> pb.SetModeResponse:

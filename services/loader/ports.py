@@ -6,6 +6,7 @@ from typing import BinaryIO, Literal, Protocol
 
 from loraport.bundle.base import BaseSpec
 from services.shared.catalog import RevisionItem
+from services.shared.checkpoint import Seen
 
 Area = Literal["quarantine", "verified"]
 
@@ -77,6 +78,9 @@ class RegistryPort(Protocol):
 
     def require_alive(self) -> None:
         """Raises LoraportError (CHECKPOINT_STALE) when what is loaded may not be handed out any more either."""
+
+    def seen(self) -> Seen | None:
+        """Returns the newest checkpoint that is believed, for whoever compares what peers were told."""
 
     async def require_logged(self, item: RevisionItem) -> None:
         """Returns when the item's record is proven to be in the log; asks once for each record.

@@ -16,7 +16,7 @@ from loraport.registry.v1.base_model_service_pb2_grpc import BaseModelServiceStu
 from services.loader.ports import RevisionInfo
 from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
-from services.shared.checkpoint import CheckpointKeeper
+from services.shared.checkpoint import CheckpointKeeper, Seen
 from services.shared.errors import LoraportError
 from services.shared.inclusion import LogClient, RecordProofs
 from services.shared.names import base_model_name
@@ -87,6 +87,9 @@ class RegistryClient:
 
     def require_alive(self) -> None:
         self._keeper.require_alive()
+
+    def seen(self) -> Seen | None:
+        return self._keeper.seen
 
     async def require_logged(self, item: RevisionItem) -> None:
         await self._proofs.require_logged(item)

@@ -15,6 +15,7 @@ from services.loader.intake import Intake, Outcome, Row
 from services.loader.receive import ChunkPart, Part, SessionPart
 from services.loader.shell import Granted, HostLoader
 from services.loader.stages import Report
+from services.shared.checkpoint import told
 from services.shared.errors import LoraportError
 from services.shared.rpc.server import current_call, run_blocking
 
@@ -96,6 +97,7 @@ class LoaderServicer(LoaderServiceServicer):
             ],
             used_bytes=found.used_bytes,
             budget_bytes=found.budget_bytes,
+            checkpoint=told(found.seen),
         )
 
     async def CancelLoad(self, request: pb.CancelLoadRequest, context: Any) -> pb.CancelLoadResponse:

@@ -26,6 +26,7 @@ from services.loader.sealed import Blob, Reader
 from services.loader.slots import Slots
 from services.loader.stages import Act, Broke, Ended, Event, LoadLife, LoadState, Report, Spoiled
 from services.shared.catalog import RevisionItem
+from services.shared.checkpoint import Seen
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 
@@ -45,12 +46,16 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the host tier holds. Entries are (digest, size, lease count, stages), loads (digest, state, waiters)."""
+    """What the host tier holds. Entries are (digest, size, lease count, stages), loads (digest, state, waiters).
+
+    `seen` is the checkpoint of the registry's log that this loader believes.
+    """
 
     entries: tuple[tuple[str, int, int, tuple[Report, ...]], ...]
     loads: tuple[tuple[str, LoadState, int], ...]
     used_bytes: int
     budget_bytes: int
+    seen: Seen | None = None
 
 
 class HostLoader:
@@ -187,6 +192,7 @@ class HostLoader:
             loads=tuple((load.digest, load.life.state, load.life.waiter_count) for load in self._loads.values()),
             used_bytes=self._tier.used_bytes,
             budget_bytes=self._tier.budget_bytes,
+            seen=self._registry.seen(),
         )
 
     def gone(self, items: list[RevisionItem]) -> None:
@@ -301,9 +307,7 @@ class HostLoader:
         try:
             self._close(self._tier.reserve(load.token, load.size_bytes))
         except TierFull as error:
-            raise LoraportError(
-                "HOST_TIER_FULL", f"host memory is held by others: {error}", retry_after_s=1.0
-            ) from None
+            raise LoraportError("HOST_TIER_FULL", f"memory is held by others: {error}", retry_after_s=1.0) from None
 
     def _carry_out(self, load: Load, acts: tuple[Act, ...]) -> None:
         for act in acts:

@@ -31,6 +31,7 @@ from loraport.log.checkpoint import (
 )
 from loraport.registry.v1 import log_service_pb2 as pb
 from loraport.registry.v1.log_service_pb2_grpc import LogServiceStub
+from loraport.types.v1 import types_pb2
 from services.shared.clock import Clock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
@@ -46,6 +47,7 @@ RETRY_S = 1.0
 # How long a load waits for the first checkpoint after a start.
 FIRST_S = 2.0
 
+Seen = tuple[Checkpoint, bytes]
 Prove = Callable[[int, int], Awaitable[Sequence[bytes]]]
 
 
@@ -63,6 +65,14 @@ class CheckpointPolicy:
     def __post_init__(self) -> None:
         if self.grace_s < 0 or self.minimum_epoch < 0:
             raise ValueError("grace_s and minimum_epoch must not be negative")
+
+
+def told(seen: Seen | None) -> types_pb2.SeenCheckpoint | None:
+    """Returns what a peer answers when it is asked which log it believes."""
+    if seen is None:
+        return None
+    checkpoint, envelope = seen
+    return types_pb2.SeenCheckpoint(tree_size=checkpoint.tree_size, root_hash=checkpoint.root_hash, envelope=envelope)
 
 
 def checkpoint_keys(trust: TrustStore) -> TrustedKeys:
@@ -141,6 +151,7 @@ class CheckpointKeeper:
         self._file = FloorFile(policy.state_file)
         self.floor = self._file.read(Floor(catalog_epoch=policy.minimum_epoch))
         self.newest: Checkpoint | None = None
+        self.envelope = b""
         self.alarm = ""
         self._refused = ""
         self._waiting: bytes | None = None
@@ -178,6 +189,11 @@ class CheckpointKeeper:
         if self.alarm:
             return "LOG_SPLIT_VIEW"
         return "CHECKPOINT_ROLLBACK" if self._refused == Judgement.ROLLBACK else "CHECKPOINT_STALE"
+
+    @property
+    def seen(self) -> Seen | None:
+        """The newest believed checkpoint and its envelope, for whoever compares what peers were told."""
+        return None if self.newest is None else (self.newest, self.envelope)
 
     async def reach(self, tree_size: int, timeout_s: float) -> Checkpoint | None:
         """Returns the newest believed checkpoint once its tree has `tree_size` leaves; None when that took too long."""
@@ -244,7 +260,7 @@ class CheckpointKeeper:
         self.floor, self.alarm = raised, ""
         # The same log may be told again by an older envelope: how long it is good for never shrinks.
         if self.newest is None or new.expires >= self.newest.expires or judgement is Judgement.GROWN:
-            self.newest = new
+            self.newest, self.envelope = new, envelope
         return ""
 
     async def _extends(self, new: Checkpoint) -> bool:

@@ -32,6 +32,7 @@ PURE = (
     "loraport.log.events",
     "loraport.log.leaf",
     "loraport.log.merkle",
+    "loraport.log.peers",
     "loraport.log.replay",
     "loraport.log.signatures",
     "loraport.trust.delegation",

@@ -73,9 +73,14 @@ async def test_rollback_and_split_view_load_nothing_and_have_their_own_names(rig
     log.grow(4)
     await tell(rig, lambda: log.checkpoint(rig.peers.epoch))
     await rig.answer(P, one)
+    believed = rig.service._registry.seen()
+    assert believed is not None
     other = FakeLog(rig.peers.key, size=log.size, history="other")
     await tell(rig, lambda: other.checkpoint(rig.peers.epoch))
     assert await reason(rig.call(P, two)) == "LOG_SPLIT_VIEW"
+    told = (await rig.state()).checkpoint
+    assert (told.tree_size, told.root_hash) == (log.size, log.root().hex()), "it tells of the log that it believes"
+    assert told.envelope == believed[1]
     assert (await rig.answer(P, one)).tokens[0]
     rig.service._registry._keeper.newest = None
     rig.service._registry._keeper.alarm = ""

@@ -10,6 +10,7 @@ import pytest
 
 from loraport.bundle.envelope import SigningKey
 from loraport.loader.v1 import loader_service_pb2 as pb
+from loraport.log.checkpoint import open_checkpoint
 from loraport.types.v1 import types_pb2
 from services.loader.store import verified_key
 from services.shared.errors import LoraportError
@@ -351,6 +352,15 @@ async def test_registry_down_serves_what_is_known(rig: Rig) -> None:
 
 async def test_other_roles_may_look_but_not_load(rig: Rig) -> None:
     router = rig.executor("router", role="router")
-    assert len((await router.Inventory(pb.InventoryRequest(), timeout=5)).entries) == 0
+    found = await router.Inventory(pb.InventoryRequest(), timeout=5)
+    assert len(found.entries) == 0
     call = router.EnsureHost(pb.EnsureHostRequest(revision_id="sha256:" + "0" * 64), timeout=5)
     assert await reason(call) == "NOT_ALLOWED"
+
+
+async def test_it_tells_which_log_it_believes(rig: Rig) -> None:
+    await until(lambda: rig.service._registry.seen() is not None)
+    told, log = (await rig.inventory()).checkpoint, rig.registry.log
+    trusted = {log.key.key_id: log.key.public_pem}
+    proven = open_checkpoint(told.envelope, trusted, now=time.time())
+    assert (told.tree_size, told.root_hash) == (proven.tree_size, proven.root_hash) == (log.size, log.root().hex())

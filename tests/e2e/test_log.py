@@ -23,6 +23,12 @@ def test_the_log_of_a_running_stack_is_good_and_its_peers_remember_it(stack: Sta
     size = stack.ok("log", "checkpoint")["tree_size"]
     wait_until(lambda: min(floors()) >= size, within_s=20, what="the peers' floors rise")
 
+    peers = {row["peer"]: row for row in stack.ok("log", "peers")}
+    assert set(peers) >= {"loader", "executor/tiny-0"}
+    assert {row["standing"] for row in peers.values()} == {"OK"}, peers
+    assert all(0 < row["tree_size"] <= stack.ok("log", "checkpoint")["tree_size"] for row in peers.values())
+    assert {row["standing"] for row in stack.ok("log", "verify")["peers"]} == {"OK"}
+
     copy = tmp_path / "log"
     stack.ok("log", "export", str(copy))
     assert stack.ok("log", "verify", "--from", str(copy))["good"]

@@ -252,6 +252,9 @@ class Registry:
     async def require_fresh(self) -> None:
         self._run("require_fresh", lambda: None)
 
+    def seen(self) -> None:
+        return None
+
     def require_alive(self) -> None:
         return None
 

@@ -1,10 +1,12 @@
 """`loraport adapter`: verify, register, show, approve, revoke."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from loraport.bundle.verdict import Limits
 from loraport.cli.presence import local_presence, presence_row, print_presence
 from loraport.cli.references import find_revision, is_revision_id, parse_reference
 from loraport.cli.views import (
@@ -48,6 +50,9 @@ def verify(
     directory: Directory,
     base: Annotated[Path, typer.Option("--base", readable=False, help="Directory of the base model.")],
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Whose it would be; part of the id.")] = "local",
+    max_update_norm: Annotated[
+        float, typer.Option(min=0, help="Largest norm of a module's update, as the loader's operator set it; 0: none.")
+    ] = Limits().max_update_norm,
     data: Annotated[Path, typer.Option(hidden=True, help="Not needed here; taken as everywhere.")] = DEFAULT_DATA,
     as_json: Json = False,
 ) -> None:
@@ -58,7 +63,8 @@ def verify(
     from loraport.bundle.base_dir import read_base_dir
     from loraport.bundle.bundle_dir import verify_dir
 
-    verdict = verify_dir(directory, base=read_base_dir(base), tenant=tenant)
+    limits = Limits(max_update_norm=max_update_norm or math.inf)
+    verdict = verify_dir(directory, base=read_base_dir(base), tenant=tenant, limits=limits)
     if as_json:
         print_json(
             {
@@ -78,10 +84,12 @@ def verify(
                 "tenant": tenant,
                 "dtype": verdict.dtype,
                 "weights_digest": verdict.weights_digest,
+                "max_update_norm": max_update_norm or None,
             }
         )
     else:
         _show_verdict(verdict, tenant)
+        say(f"  limit of a module's update norm: {f'{max_update_norm:.6g}' if max_update_norm else 'none'}")
     raise typer.Exit(0 if verdict.admitted else 1)
 
 

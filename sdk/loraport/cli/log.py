@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from loraport.log.audit import Audit, Finding
     from loraport.log.checkpoint import Checkpoint
     from loraport.log.leaf import Leaf
+    from loraport.log.peers import Standing
     from loraport.trust.root import TrustRoot
 
 app = typer.Typer(help="The transparency log: every record, alias, approval and revocation.", no_args_is_help=True)
@@ -39,18 +40,24 @@ def verify(
     catalog: Annotated[
         bool, typer.Option(help="Audit what the registry shows beside its log, too: see above. Not with --from.")
     ] = True,
+    others: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Compare the logs that peers believe, as `log peers` does.")
+    ] = True,
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> int:
     """Audit the whole log against the signed checkpoint, and name the first row that was edited, dropped or moved.
 
-    With the registry at hand, also its trust roots, the signatures of its records, and what it shows beside them.
+    With the registry at hand, also its trust roots, the signatures of its records, what it shows beside them, and
+    whether the peers that can be reached were told the same history.
     """
     from loraport.admin import AdminClient
+    from loraport.cli.peers import look
     from loraport.log.copy import read_checkpoint, read_leaves
 
     folder = trust or data / "trust"
     memory = memory or data / "state" / "log-audit.json"
+    seen: list[Standing] = []
     if copy is not None:
         checkpoint = _open(read_checkpoint(copy), _keys(_chain(None, folder)))
         result = _audit(read_leaves(copy), checkpoint, memory, older_is_fine=True)
@@ -63,8 +70,25 @@ def verify(
                 # What changes while the registry is read would look like a difference.
                 if not different or admin.get_checkpoint().tree_size == checkpoint.tree_size:
                     break
-    _show(result, checkpoint, as_json)
-    return 0 if result.good else 1
+            if others:
+                seen = look(data, admin, lambda: _newest(admin, folder))
+    _show(result, checkpoint, seen, as_json)
+    return 0 if result.good and not any(item.alarm for item in seen) else 1
+
+
+@app.command("peers")
+def peers(trust: Trust = None, data: Data = DEFAULT_DATA, as_json: Json = False) -> int:
+    """List which log each service believes, and prove that the registry's log begins with it; else an ALARM line.
+
+    A registry that tells two histories is found by the checkpoints that it signed under both.
+    """
+    from loraport.admin import AdminClient
+    from loraport.cli.peers import look, show
+
+    with AdminClient.local(data) as admin:
+        found = look(data, admin, lambda: _newest(admin, trust or data / "trust"))
+    show(found, as_json=as_json)
+    return 1 if any(item.alarm for item in found) else 0
 
 
 @app.command("checkpoint")
@@ -73,8 +97,7 @@ def checkpoint(trust: Trust = None, data: Data = DEFAULT_DATA, as_json: Json = F
     from loraport.admin import AdminClient
 
     with AdminClient.local(data) as admin:
-        keys = _keys(_chain(admin, trust or data / "trust"))
-        found = _open(admin.get_checkpoint().envelope, keys)
+        found, _ = _newest(admin, trust or data / "trust")
     row = {
         "tree_size": found.tree_size,
         "root_hash": found.root_hash,
@@ -137,6 +160,12 @@ def export(
         print_json({"path": str(file), "leaf_count": count})
     else:
         say(f"{count} leaves in {file}; audit it with: loraport log verify --from {file}")
+
+
+def _newest(admin: "AdminClient", folder: Path) -> "tuple[Checkpoint, dict[str, bytes]]":
+    """Returns the registry's newest checkpoint, its signature checked, and the keys that checkpoints count by."""
+    keys = _keys(_chain(admin, folder))
+    return _open(admin.get_checkpoint().envelope, keys), keys
 
 
 def _chain(admin: "AdminClient | None", folder: Path) -> "list[tuple[TrustRoot, bytes]]":
@@ -267,10 +296,12 @@ def _locate(admin: "AdminClient", result: "Audit", checkpoint: "Checkpoint") -> 
     return replace(result, finding=replace(finding, index=index, detail=detail))
 
 
-def _show(result: "Audit", checkpoint: "Checkpoint", as_json: bool) -> None:
+def _show(result: "Audit", checkpoint: "Checkpoint", seen: "list[Standing]", as_json: bool) -> None:
+    from loraport.cli.peers import rows_of, say_alarms
+
     finding = result.finding
     value: dict[str, Any] = {
-        "good": result.good,
+        "good": result.good and not any(item.alarm for item in seen),
         "tree_size": checkpoint.tree_size,
         "row_count": result.row_count,
         "signed_root": checkpoint.root_hash,
@@ -279,15 +310,20 @@ def _show(result: "Audit", checkpoint: "Checkpoint", as_json: bool) -> None:
         "code": finding.code if finding else None,
         "first_row": finding.index if finding else None,
         "detail": finding.detail if finding else None,
+        "peers": rows_of(seen),
     }
     if as_json:
         print_json(value)
-    elif finding is None:
+        return
+    if finding is None:
         say(f"good: all {checkpoint.tree_size} rows are those that were signed at {value['issue_time']}")
         say(f"root {checkpoint.root_hash}")
     else:
         say(f"BAD: {finding.code} at row {finding.index}: {finding.detail}")
         say(f"signed root {checkpoint.root_hash} of {checkpoint.tree_size} rows; {result.row_count} rows read")
+    say_alarms(seen)
+    if others := [item for item in seen if not item.alarm]:
+        say(f"peers: {', '.join(f'{item.peer} {item.code}' for item in others)}")
 
 
 def _time(seconds: int) -> str:

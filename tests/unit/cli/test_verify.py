@@ -43,3 +43,19 @@ def test_scales_are_the_expected_ones(
             _, answer = verify(cases_dir, str(entry["case"]), str(entry["base"]), capsys)
             scales = {module["path"]: module["scaling"] for module in answer["modules"]}  # type: ignore[attr-defined]
             assert scales == pytest.approx(entry["expected"]), entry["case"]
+
+
+def test_the_norm_limit_is_said_and_can_be_the_loaders(
+    cases_dir: Path, cases: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = next(entry for entry in cases if entry["verdict"] == "admit" and entry["expected"])
+    _, answer = verify(cases_dir, str(entry["case"]), str(entry["base"]), capsys)
+    assert answer["max_update_norm"] == 2.0**14
+    words = ["adapter", "verify", str(cases_dir / "bundles" / str(entry["case"]))]
+    words += ["--base", str(cases_dir / "bases" / str(entry["base"])), "--max-update-norm"]
+    assert run([*words, "1e-9"]) == 1
+    refused = capsys.readouterr().out
+    assert "UPDATE_NORM" in refused
+    assert "norm: 1e-09" in refused
+    assert run([*words, "0"]) == 0
+    assert "norm: none" in capsys.readouterr().out

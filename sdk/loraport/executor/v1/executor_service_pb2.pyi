@@ -132,7 +132,7 @@ class StateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StateResponse(_message.Message):
-    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count", "kv_cached_block_count", "kv_revision_block_counts", "totals", "page_size_bytes", "page_rank_count", "load_count", "thrash_count", "mode", "merged_revision_id", "decoder")
+    __slots__ = ("executor", "base_id", "base_model", "epoch", "sequence", "state", "revisions", "queued_count", "running_count", "kv_used_block_count", "kv_block_count", "pool_used_bytes", "pool_size_bytes", "max_rank", "dtype", "max_context_tokens", "step_count", "kv_cached_block_count", "kv_revision_block_counts", "totals", "page_size_bytes", "page_rank_count", "load_count", "thrash_count", "mode", "merged_revision_id", "decoder", "checkpoint")
     class KvRevisionBlockCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class StateResponse(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     MERGED_REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     DECODER_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     executor: str
     base_id: str
     base_model: str
@@ -194,7 +195,8 @@ class StateResponse(_message.Message):
     mode: str
     merged_revision_id: str
     decoder: str
-    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., kv_revision_block_counts: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Union[StepTotals, _Mapping]] = ..., page_size_bytes: _Optional[int] = ..., page_rank_count: _Optional[int] = ..., load_count: _Optional[int] = ..., thrash_count: _Optional[int] = ..., mode: _Optional[str] = ..., merged_revision_id: _Optional[str] = ..., decoder: _Optional[str] = ...) -> None: ...
+    checkpoint: _types_pb2.SeenCheckpoint
+    def __init__(self, executor: _Optional[str] = ..., base_id: _Optional[str] = ..., base_model: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., state: _Optional[str] = ..., revisions: _Optional[_Iterable[_Union[DeviceRevision, _Mapping]]] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., kv_used_block_count: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., dtype: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., kv_revision_block_counts: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Union[StepTotals, _Mapping]] = ..., page_size_bytes: _Optional[int] = ..., page_rank_count: _Optional[int] = ..., load_count: _Optional[int] = ..., thrash_count: _Optional[int] = ..., mode: _Optional[str] = ..., merged_revision_id: _Optional[str] = ..., decoder: _Optional[str] = ..., checkpoint: _Optional[_Union[_types_pb2.SeenCheckpoint, _Mapping]] = ...) -> None: ...
 
 class StepTotals(_message.Message):
     __slots__ = ("step_count", "busy_ms", "prefill_token_count", "decode_row_count", "context_token_count", "adapter_read_bytes")

@@ -152,16 +152,18 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryResponse(_message.Message):
-    __slots__ = ("entries", "loads", "used_bytes", "budget_bytes")
+    __slots__ = ("entries", "loads", "used_bytes", "budget_bytes", "checkpoint")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[HostEntry]
     loads: _containers.RepeatedCompositeFieldContainer[LoadEntry]
     used_bytes: int
     budget_bytes: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[HostEntry, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[LoadEntry, _Mapping]]] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ...) -> None: ...
+    checkpoint: _types_pb2.SeenCheckpoint
+    def __init__(self, entries: _Optional[_Iterable[_Union[HostEntry, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[LoadEntry, _Mapping]]] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., checkpoint: _Optional[_Union[_types_pb2.SeenCheckpoint, _Mapping]] = ...) -> None: ...
 
 class HostEntry(_message.Message):
     __slots__ = ("weights_digest", "size_bytes", "lease_count", "stages")

@@ -144,3 +144,13 @@ class StageReport(_message.Message):
     size_bytes: int
     tier: Tier
     def __init__(self, stage: _Optional[_Union[LoadStage, str]] = ..., elapsed_ms: _Optional[float] = ..., size_bytes: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+
+class SeenCheckpoint(_message.Message):
+    __slots__ = ("tree_size", "root_hash", "envelope")
+    TREE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_HASH_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    tree_size: int
+    root_hash: str
+    envelope: bytes
+    def __init__(self, tree_size: _Optional[int] = ..., root_hash: _Optional[str] = ..., envelope: _Optional[bytes] = ...) -> None: ...
