@@ -21,6 +21,7 @@ from loraport.bundle.digest import sha256_digest
 from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, SigningKey, sign_envelope
 from loraport.bundle.manifest import build_manifest
 from loraport.bundle.verify import verify_bundle
+from loraport.dev.commands import S3_OPTIONS
 from loraport.dev.pki import make_ca, make_leaf
 from loraport.loader.v1 import loader_service_pb2 as pb
 from loraport.loader.v1.loader_service_pb2_grpc import LoaderServiceStub
@@ -67,7 +68,8 @@ def s3_server(folder: Path, address: str = "") -> Iterator[str]:
     """Runs `rclone serve s3` over a folder and yields its address."""
     address = address or f"127.0.0.1:{free_port()}"
     binary = Path(sys.executable).with_name("rclone")
-    command = [str(binary), "serve", "s3", "--addr", address, "--auth-key", f"{ACCESS},{SECRET}", str(folder)]
+    keys = ("--auth-key", f"{ACCESS},{SECRET}")
+    command = [str(binary), "serve", "s3", "--addr", address, *keys, *S3_OPTIONS, str(folder)]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
     try:

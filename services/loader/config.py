@@ -52,7 +52,7 @@ class AdmissionConfig:
 
     # Largest scaling * |A| * |B| (Frobenius norms) of a module; 0 for no limit. See docs/adr/0012-update-norm.md.
     max_update_norm: float = 2.0**14
-    # Bytes of weights that a tenant may upload and have imported in a day; 0 for no limit. A budget that fills up evenly:
+    # Bytes of weights that a tenant may upload and have imported in a day; 0 for no limit. The budget fills up evenly:
     # who spends a full one and then what comes back has spent up to two days' bytes in one window of 24 hours.
     tenant_bytes_per_day: int = 0
 
