@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,9 @@ from bench.sim.residency import load_cost, replay
 from bench.sim.workloads import Call, find_traces, residency_workloads, shares
 from bench.sim.world import Setup, World
 from services.executor.eviction import make_policy
+from services.router.fair_queue import FairQueue, Waiting
+from services.router.ledger import Ledger
+from services.router.placement import Placed
 
 SLOTS = (8, 16)
 FEW, MANY = 4, 12
@@ -42,7 +45,14 @@ def main() -> int:
     if why_not:
         print(f"left out: servegen, servegen-many, mooncake, azure: {why_not}")
     started, seeds = time.monotonic(), range(1, options.seeds + 1)
-    figures = [*residency(traces, seeds), *victims(seeds), *fairness(seeds), *placement(seeds), *faults()]
+    figures = [
+        *residency(traces, seeds),
+        *victims(seeds),
+        *fairness(seeds),
+        *placement(seeds),
+        *faults(),
+        *admissions(),
+    ]
     facts = {"seeds": options.seeds, "traces": "yes" if traces else "no", "wall_s": round(time.monotonic() - started)}
     report(options.out, figures, facts)
     return 0
@@ -193,6 +203,43 @@ class _Spread:
                 counters = [router.ledger.counter(tenant) for tenant in waiting]
                 bound = router.ledger.bound_ms(running=self._world.setup.max_running)
                 self.worst = max(self.worst, (max(counters) - min(counters)) / bound)
+
+
+# --- what an admission costs
+
+
+def admissions() -> Iterator[Figure]:
+    """What one admission costs, with 20,000 requests of so many tenants in the queue."""
+    spot = Placed("e0", False, 0, "")
+    costs = {}
+    for tenants in (100, 1000, 10_000):
+        best = float("inf")
+        for _ in range(3):
+            ledger = Ledger()
+            queue = FairQueue(ledger, max_queued=20_000, max_running=20_000, residence_s=60)
+            for number in range(20_000):
+                queue.offer(_waiting(number, tenants))
+            started = time.process_time()
+            for number in range(20_000, 24_000):
+                turn = queue.take({"tiny"}, lambda _: spot, now=0.0)
+                assert turn is not None
+                ledger.open(turn.request.tenant, prefill_ms=64.0)
+                queue.finish(turn.request.id)
+                queue.offer(_waiting(number, tenants))
+            best = min(best, (time.process_time() - started) / 4000 * 1e6)
+        costs[tenants] = best
+    for tenants, cost in costs.items():
+        yield Figure(
+            name=f"admission, {tenants} tenants", value=cost, baseline=costs[100], target=2 * min(costs.values()),
+            unit="us",
+        )  # fmt: skip
+
+
+def _waiting(number: int, tenants: int) -> Waiting:
+    return Waiting(
+        id=str(number), tenant=f"t{number % tenants}", base_model="tiny", revision_id="r", rank=8, prompt_tokens=64,
+        priority=0, arrived=0.0,
+    )  # fmt: skip
 
 
 # --- placement and faults

@@ -1,7 +1,8 @@
 """How the prompts in a step share its tokens.
 
-A sixteenth of them is divided equally, so every prompt advances; the rest goes to the tenant that had least computed
-of late, its older prompts first. So neither one long prompt nor many short ones of a tenant hold up another tenant's.
+A sixteenth of them is divided equally, so every prompt advances; the rest goes to the prompt whose tenant will have had
+least computed of late when it is done. So neither one long prompt nor many short ones of a tenant hold up another
+tenant's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PrefillShares:
     def divide(self, prompts: Sequence[Prompt], budget: int, *, now: float) -> list[int]:
         """Return how many tokens each prompt gets, `budget` in all or what they need, and count them as computed.
 
-        `prompts` are in the order in which those of one tenant go.
+        `prompts` are in the order in which equals go.
         """
         if not prompts or budget < 1:
             return [0] * len(prompts)
@@ -42,7 +43,7 @@ class PrefillShares:
         for prompt in prompts:
             shares.append(min(prompt.left, part, budget))
             budget -= shares[-1]
-        for index in sorted(range(len(prompts)), key=lambda index: (self._of_late(prompts[index].tenant, now), index)):
+        for index in sorted(range(len(prompts)), key=lambda index: (self._finish(prompts[index], now), index)):
             more = min(prompts[index].left - shares[index], budget)
             shares[index] += more
             budget -= more
@@ -51,6 +52,9 @@ class PrefillShares:
         if len(self._had) > MAX_KNOWN:
             self._had = {t: had for t, had in self._had.items() if now - had[1] < 10 * HALF_LIFE_S}
         return shares
+
+    def _finish(self, prompt: Prompt, now: float) -> float:
+        return self._of_late(prompt.tenant, now) + prompt.left
 
     def _of_late(self, tenant: Hashable, now: float) -> float:
         had, at = self._had.get(tenant, (0.0, now))
