@@ -12,7 +12,7 @@ from typing import Any, Self
 import grpc
 
 from loraport.dev.layout import read_endpoints
-from loraport.errors import LoraportError, error_from_rpc
+from loraport.errors import LoraportError, NotFoundError, error_from_rpc
 from loraport.executor.v1 import executor_service_pb2 as executor_pb
 from loraport.executor.v1 import executor_service_pb2_grpc as executor_stubs
 from loraport.loader.v1 import loader_service_pb2 as loader_pb
@@ -21,6 +21,8 @@ from loraport.log.peers import Told
 
 # A service that does not answer is told as such, and soon: the others' answers are waiting.
 TIMEOUT_S = 5.0
+# A mode changes when nothing runs any more, and the revision may have to be loaded first.
+MODE_TIMEOUT_S = 60.0
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
 
@@ -74,6 +76,21 @@ class PresenceClient:
         )
         return found
 
+    def set_mode(self, executor: str, revision_id: str = "") -> executor_pb.SetModeResponse:
+        """Puts an executor in merged mode for a revision, or in grouped mode for an empty id; waits until it is.
+
+        Raises:
+            LoraportError: NOT_FOUND (`EXECUTOR_NOT_FOUND`), or the executor's refusal.
+        """
+        if executor not in self._addresses:
+            names = ", ".join(sorted(self._addresses)) or "none"
+            raise NotFoundError(f"no executor {executor:.100}; there are: {names}", reason="EXECUTOR_NOT_FOUND")
+        address = self._addresses[executor]
+        stub: Any = executor_stubs.ExecutorServiceStub(self._channels[address])
+        request = executor_pb.SetModeRequest(revision_id=revision_id)
+        changed: executor_pb.SetModeResponse = self._call(stub.SetMode, request, address, timeout_s=MODE_TIMEOUT_S)
+        return changed
+
     def logs(self) -> list[Told]:
         """Returns which log the loader and each executor believe, or why they did not say."""
         answers: dict[str, Any] = {}
@@ -97,9 +114,9 @@ class PresenceClient:
     ) -> None:
         self.close()
 
-    def _call(self, method: Any, request: Any, address: str) -> Any:
+    def _call(self, method: Any, request: Any, address: str, *, timeout_s: float = TIMEOUT_S) -> Any:
         try:
-            return method(request, timeout=TIMEOUT_S)
+            return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, endpoint=address) from None
 

@@ -34,6 +34,14 @@ def up(
         Literal["float32", "bfloat16"] | None,
         typer.Option(help="What the executors compute in. Default: float32, in which answers equal PEFT's exactly."),
     ] = None,
+    dedicated: Annotated[
+        bool | None,
+        typer.Option(
+            "--dedicated/--shared",
+            help="Executors may fold one revision into their weights: loraport executor merge. Default: shared.",
+            show_default=False,
+        ),
+    ] = None,
     port_base: Annotated[
         int | None,
         typer.Option(envvar="LORAPORT_PORT_BASE", help="First of the ports; the last is 21 above it. Default: 7400."),
@@ -48,7 +56,14 @@ def up(
     with _one_line_errors(), _progress() as progress:
         from loraport.dev.stack import UpOptions, up
 
-        options = UpOptions(data=data, port_base=port_base, bases=tuple(base or ()), executors=executors, dtype=dtype)
+        options = UpOptions(
+            data=data,
+            port_base=port_base,
+            bases=tuple(base or ()),
+            executors=executors,
+            dtype=dtype,
+            dedicated=dedicated,
+        )
         endpoints, ran_already = up(options, progress)
     if as_json:
         print_json({**endpoints, "already_running": ran_already})

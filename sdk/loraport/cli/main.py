@@ -15,6 +15,7 @@ from loraport.cli import (
     audit,
     bases,
     dev,
+    executors,
     fleet,
     generate,
     imports,
@@ -53,6 +54,7 @@ app.command("score")(score.score)
 app.command("residency")(fleet.residency)
 app.command("queues")(fleet.queues)
 app.command("fairness")(fleet.fairness)
+app.add_typer(executors.app, name="executor")
 app.add_typer(dev.app, name="dev")
 
 
@@ -140,6 +142,7 @@ _ADVICE = {
     "LOG_DAMAGED": "see: loraport log verify",
     "LOG_SPLIT_VIEW": "see: loraport log verify",
     "CHECKPOINT_ROLLBACK": "see: loraport log verify",
+    "SHARED_EXECUTOR": "start the stack with: loraport dev up --dedicated",
     "ALIAS_LIVE": "move it at once with --now --reason TEXT",
 }
 

@@ -50,6 +50,7 @@ class StackPlan:
     bases: tuple[StackBase, ...]
     executors: tuple[ExecutorPlan, ...]
     dtype: str
+    dedicated: bool = False
 
     def base(self, name: str) -> StackBase:
         """Returns the base called `name`."""
@@ -229,6 +230,7 @@ def _executor_config(plan: StackPlan, executor: ExecutorPlan, port: int) -> dict
         "base_dir": str(plan.base(executor.base).directory),
         "base_model": executor.base,
         "dtype": plan.dtype,
+        "model": {"dedicated": plan.dedicated},
         # Executors that each took all cores would wait for one another in every step.
         "threads": max(1, (os.cpu_count() or 1) // len(plan.executors)),
         "tls": _tls(layout, executor.name),
@@ -260,6 +262,7 @@ def make_endpoints(plan: StackPlan) -> dict[str, Any]:
         "s3": f"http://{HOST}:{ports.s3}",
         "bases": {base.name: str(base.directory) for base in plan.bases},
         "dtype": plan.dtype,
+        "dedicated": plan.dedicated,
         "credentials": {
             "ca": "pki/ca.pem",
             "admin_certificate": "pki/admin.pem",

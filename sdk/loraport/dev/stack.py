@@ -56,6 +56,7 @@ class UpOptions:
     bases: tuple[str, ...] = ()
     executors: int | None = None
     dtype: str | None = None
+    dedicated: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,7 @@ def _refuse_other(options: UpOptions, state: StackState, endpoints: dict[str, An
         "--base": (bases or None, endpoints["bases"]),
         "--executors": (options.executors, per_base),
         "--dtype": (options.dtype, endpoints["dtype"]),
+        "--dedicated": (options.dedicated, endpoints.get("dedicated", False)),
     }
     other = [name for name, (wanted, present) in asked.items() if wanted is not None and wanted != present]
     if other:
@@ -219,7 +221,14 @@ def _plan(layout: Layout, options: UpOptions, progress: Progress) -> StackPlan:
             raise StackError(f"port {port} ({what}) is taken; choose others with --port-base N")
     directories = directories or {DEFAULT_BASE: ensure_default_base(layout, progress)}
     bases = read_bases(directories, progress)
-    return StackPlan(layout=layout, ports=ports, bases=bases, executors=executors, dtype=options.dtype or DEFAULT_DTYPE)
+    return StackPlan(
+        layout=layout,
+        ports=ports,
+        bases=bases,
+        executors=executors,
+        dtype=options.dtype or DEFAULT_DTYPE,
+        dedicated=bool(options.dedicated),
+    )
 
 
 def _spawn(layout: Layout, program: Program) -> ProcessRecord:
