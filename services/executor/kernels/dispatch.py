@@ -8,7 +8,7 @@ triton-KIND-ROWSxRANKS    a GPU: one of `variants.VARIANTS`, chosen in `gpu_lora
 torch-reference       a GPU without Triton: dense products, one adapter after the other
 
 Measured on 2 cores without AVX-512 (SmolLM2 shapes, float32, ranks 8, 16, 32, 64 evenly, one layer): 16 adapters of 2
-rows 1.1 ms paged, 4.2 ms segmented; 4 adapters of 8 rows 0.9 ms paged, 1.1 ms segmented; ranks 8 and 16 of 16 rows
+rows 1.1 ms paged, 4.2 ms segmented; 4 adapters of 8 rows 0.8 ms paged, 1.5 ms segmented; ranks 8 and 16 of 16 rows
 0.5 ms paged, 0.4 ms segmented.
 """
 
