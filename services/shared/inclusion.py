@@ -32,7 +32,7 @@ CALL_S = 5.0
 ARRIVAL_S = 5.0
 # A registry that does not answer is asked once more after so long; then the load fails, and the next one asks anew.
 RETRY_S = 0.2
-# Digests of proven records; one takes about 200 bytes.
+# Proven records; one takes about 250 bytes.
 MAX_PROVEN = 50_000
 
 T = TypeVar("T")
@@ -86,8 +86,9 @@ class RecordProofs:
     def __init__(self, port: LogPort, keeper: CheckpointKeeper) -> None:
         self._port = port
         self._keeper = keeper
-        self._proven: OrderedDict[str, int] = OrderedDict()
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        # A record at a place: which keys count depends on the place, so another one is another claim.
+        self._proven: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._asking: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._renewals: list[asyncio.Task[int]] = []
 
     async def require_logged(self, item: RevisionItem) -> None:
@@ -97,22 +98,22 @@ class RecordProofs:
             LoraportError: RECORD_NOT_LOGGED; REGISTRY_UNAVAILABLE; LOG_SPLIT_VIEW or CHECKPOINT_STALE when no
                 checkpoint that could prove it is believed.
         """
-        digest = sha256_digest(item.record_envelope)
-        if digest in self._proven:
-            self._proven.move_to_end(digest)
+        claim = (sha256_digest(item.record_envelope), item.record_leaf)
+        if claim in self._proven:
+            self._proven.move_to_end(claim)
             return
-        task = self._asking.get(digest)
+        task = self._asking.get(claim)
         if task is None:
-            task = self._asking[digest] = asyncio.create_task(self._prove(item, digest))
-            task.add_done_callback(lambda done: self._asked(digest, done))
+            task = self._asking[claim] = asyncio.create_task(self._prove(item, claim))
+            task.add_done_callback(lambda done: self._asked(claim, done))
         await asyncio.shield(task)
 
-    def _asked(self, digest: str, done: asyncio.Task[None]) -> None:
-        self._asking.pop(digest, None)
+    def _asked(self, claim: tuple[str, int], done: asyncio.Task[None]) -> None:
+        self._asking.pop(claim, None)
         if not done.cancelled():
             done.exception()  # whoever waited has it
 
-    async def _prove(self, item: RevisionItem, digest: str) -> None:
+    async def _prove(self, item: RevisionItem, claim: tuple[str, int]) -> None:
         checkpoint = await self._covering(item)
         try:
             body, proof = await _twice(lambda: self._port.inclusion(item.record_leaf, checkpoint.tree_size))
@@ -123,7 +124,7 @@ class RecordProofs:
         fault = inclusion_fault(item, checkpoint, body, proof)
         if fault:
             raise self._refused(item, fault)
-        self._proven[digest] = item.record_leaf
+        self._proven[claim] = None
         if len(self._proven) > MAX_PROVEN:
             self._proven.popitem(last=False)
 

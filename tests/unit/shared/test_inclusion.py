@@ -136,6 +136,20 @@ async def test_a_proof_of_something_else_is_no_proof(world: World) -> None:
     assert await world.use(item) == ""
 
 
+async def test_a_proven_record_is_proven_for_its_place_only(world: World) -> None:
+    """Up to a leaf a leaked key counts, so a registry that lies would show what the key signed later as being before."""
+    world.item("earlier")
+    item = world.item()
+    await world.tell()
+    assert await world.use(item) == ""
+    moved = replace(item, record_leaf=item.record_leaf - 1)
+    assert await world.use(moved) == "RECORD_NOT_LOGGED"
+    other = world.item("other")
+    await world.tell()
+    lie = replace(other, record_leaf=item.record_leaf)
+    assert await asyncio.gather(world.use(other), world.use(lie)) == ["", "RECORD_NOT_LOGGED"]
+
+
 async def test_a_record_of_a_second_history_is_refused(world: World) -> None:
     item = world.item()
     await world.tell()
