@@ -24,15 +24,15 @@ MAX_TOKEN = 1024
 Key = tuple[str | int, ...]
 
 
-def page_size(requested: int) -> int:
-    """Returns the number of items of a page: 0 means 50, above 500 is read as 500.
+def page_size(requested: int, *, most: int = MAX_PAGE) -> int:
+    """Returns the number of items of a page: 0 means 50, above `most` is read as `most`.
 
     Raises:
         LoraportError: INVALID_REQUEST for a negative number.
     """
     if requested < 0:
         raise LoraportError("INVALID_REQUEST", "page_size must not be negative", subject="page_size")
-    return min(requested or DEFAULT_PAGE, MAX_PAGE)
+    return min(requested or DEFAULT_PAGE, most)
 
 
 class PageTokens:

@@ -12,8 +12,9 @@ from loraport.registry.v1 import adapter_service_pb2 as pb
 from loraport.registry.v1 import audit_service_pb2 as audit_pb
 from loraport.registry.v1 import catalog_service_pb2 as catalog_pb
 from loraport.registry.v1 import key_service_pb2 as key_pb
+from services.registry.servicers.catalog import _parts
 from services.registry.store import feed
-from services.shared.catalog import verified_record
+from services.shared.catalog import RevisionItem, verified_record
 from services.shared.catalog_client import CatalogClient
 from tests.contract.registry_rig import (
     REGISTRY_KEY,
@@ -111,6 +112,35 @@ async def test_a_large_catalog_comes_in_bounded_messages(rig: Rig, monkeypatch: 
         if part.synced:
             break
     assert sorted(seen) == ["acme", *(f"t{tenant}" for tenant in range(8))]
+
+
+def test_items_that_are_large_come_in_messages_that_a_peer_takes() -> None:
+    """An adapter that is shared with a thousand tenants says so with each of its revisions."""
+    shared = frozenset(f"t{number:04}-{'x' * 57}" for number in range(1000))
+    items = [
+        RevisionItem(f"id{n}", "acme", "pirate", n, "ACTIVE", "base", "d", 1, 1, b"r" * 900, shared)
+        for n in range(1, 161)
+    ]
+    parts = list(_parts(items, before=3, after=7, synced=False, checkpoint=b"c"))
+    assert sum(part.ByteSize() for part in parts) > 8 << 20, "too much for one message"
+    assert max(part.ByteSize() for part in parts) < 2 << 20
+    assert [item.revision.version for part in parts for item in part.items] == list(range(1, 161))
+    assert [(p.epoch, p.synced, p.checkpoint) for p in (parts[0], parts[-2])] == [(3, False, b"")] * 2
+    assert (parts[-1].epoch, parts[-1].synced, parts[-1].checkpoint) == (7, True, b"c")
+    assert [len(part.items) for part in _parts([], before=3, after=7, synced=True, checkpoint=b"")] == [0]
+
+
+async def test_a_full_state_of_large_items_comes_in_bounded_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.registry.servicers.catalog.PART_BYTES", 1)
+    for tenant in range(4):
+        await rig.tenant(f"t{tenant}")
+    seen = 0
+    async for part in rig.catalog().Watch(catalog_pb.WatchRequest(), timeout=TIMEOUT):
+        assert len(part.items) <= 1
+        seen += len(part.items)
+        if part.synced:
+            break
+    assert seen >= 6
 
 
 async def test_changes_of_one_moment_reach_their_epoch_with_the_last_message(

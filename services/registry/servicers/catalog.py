@@ -20,6 +20,9 @@ from services.shared.rpc.server import run_blocking
 log = structlog.get_logger()
 
 _AGAIN_S = 0.1
+# A peer refuses a message above 8 MiB, and then hears of nothing: an item may have 256 KiB (a trust root), so a message
+# ends here whatever the number of its items.
+PART_BYTES = 1 << 20
 
 
 class CatalogServicer(stubs.CatalogServiceServicer):
@@ -37,7 +40,11 @@ class CatalogServicer(stubs.CatalogServiceServicer):
         self._hub.advance(epoch)
         for kind in feed.kinds(artefacts_only=only):
             # Messages are made in the thread as well: other calls must not wait for a thousand of them.
-            parts = (_response(epoch, items, synced=False) for items in feed.scan(self._database, kind))
+            parts = (
+                pb.WatchResponse(epoch=epoch, items=chunk)
+                for items in feed.scan(self._database, kind)
+                for chunk in _chunks(items)
+            )
             while (part := await run_blocking(next, parts, None)) is not None:
                 yield part
         synced, sent = False, 0
@@ -79,11 +86,21 @@ def _parts(
 ) -> Iterator[pb.WatchResponse]:
     """Cuts one moment's changes into messages; only the last one carries the new epoch and the checkpoint, and
     completes the state."""
-    chunks = [items[start : start + feed.CHUNK] for start in range(0, len(items), feed.CHUNK)] or [items]
-    for chunk in chunks[:-1]:
-        yield _response(before, chunk, synced=synced)
-    yield _response(after, chunks[-1], synced=True, checkpoint=checkpoint)
+    *chunks, last = _chunks(items)
+    for chunk in chunks:
+        yield pb.WatchResponse(epoch=before, items=chunk, synced=synced)
+    yield pb.WatchResponse(epoch=after, items=last, synced=True, checkpoint=checkpoint)
 
 
-def _response(epoch: int, items: Sequence[Item], *, synced: bool, checkpoint: bytes = b"") -> pb.WatchResponse:
-    return pb.WatchResponse(epoch=epoch, items=map(convert.catalog_item, items), synced=synced, checkpoint=checkpoint)
+def _chunks(items: Sequence[Item]) -> Iterator[list[pb.CatalogItem]]:
+    """Cuts items into chunks of bounded length and size; one empty chunk for none."""
+    chunk: list[pb.CatalogItem] = []
+    size = 0
+    for item in map(convert.catalog_item, items):
+        more = item.ByteSize()
+        if chunk and (len(chunk) == feed.CHUNK or size + more > PART_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(item)
+        size += more
+    yield chunk

@@ -14,6 +14,8 @@ from services.shared.paging import PageTokens, page_size
 from services.shared.rpc.server import run_blocking
 
 _SCOPE = ("trust",)
+# Of up to 256 KiB each: a page must fit a message.
+_MOST = 64
 
 
 class TrustServicer(stubs.TrustServiceServicer):
@@ -35,7 +37,7 @@ class TrustServicer(stubs.TrustServiceServicer):
         return answer
 
     async def ListTrustRoots(self, request: pb.ListTrustRootsRequest, context: Any) -> pb.ListTrustRootsResponse:
-        limit = page_size(request.page_size)
+        limit = page_size(request.page_size, most=_MOST)
         after = self._tokens.open(request.page_token, scope=_SCOPE, kinds=(int,))
         rows = await self._desk.read(lambda view: roots.list_roots(view, after=after, limit=limit))
         rows, token = page_of(rows, limit, lambda row: self._tokens.seal((row.version,), scope=_SCOPE))
