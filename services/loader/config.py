@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 
 from services.loader.fetch.config import ImportSources
+from services.loader.receive import MAX_CONFIG_BYTES
 from services.shared.checkpoint import CheckpointPolicy
 from services.shared.handover import MAX_PATH_BYTES
 from services.shared.rpc.channels import TlsFiles
@@ -52,8 +53,8 @@ class AdmissionConfig:
 
     # Largest scaling * |A| * |B| (Frobenius norms) of a module; 0 for no limit. See docs/adr/0012-update-norm.md.
     max_update_norm: float = 2.0**14
-    # Bytes of weights that a tenant may upload and have imported in a day; 0 for no limit. The budget fills up evenly:
-    # who spends a full one and then what comes back has spent up to two days' bytes in one window of 24 hours.
+    # Bytes that a tenant may upload and have imported in a day, a config counted as 64 KiB; 0 for no limit. The budget
+    # fills up evenly: who spends a full one and then what comes back has spent two days' bytes in a window of 24 hours.
     tenant_bytes_per_day: int = 0
 
     def __post_init__(self) -> None:
@@ -118,7 +119,7 @@ class LoaderConfig:
             raise ValueError("budgets and sizes must be at least 1")
         if min(self.lease_ttl_s, self.upload_idle_s) <= 0 or min(self.bad_digest_ttl_s, self.drain_s) < 0:
             raise ValueError("times must be above 0 (bad_digest_ttl_s and drain_s may be 0)")
-        if 0 < self.admission.tenant_bytes_per_day < self.max_weights_bytes:
-            raise ValueError("admission.tenant_bytes_per_day must be 0 or at least max_weights_bytes")
+        if 0 < self.admission.tenant_bytes_per_day < self.max_weights_bytes + MAX_CONFIG_BYTES:
+            raise ValueError("admission.tenant_bytes_per_day must be 0 or at least max_weights_bytes and 64 KiB")
         if self.s3_quarantine_bucket == self.s3_verified_bucket:
             raise ValueError("quarantine and verified bytes need different buckets")

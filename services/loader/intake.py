@@ -23,7 +23,15 @@ from services.loader.manifests import read_manifest
 from services.loader.measure import measured
 from services.loader.ports import ObjectStore, RegistryPort
 from services.loader.quota import ByteQuota
-from services.loader.receive import PATIENCE_S, Part, Received, first_envelope, read_session, receive
+from services.loader.receive import (
+    MAX_CONFIG_BYTES,
+    PATIENCE_S,
+    Part,
+    Received,
+    first_envelope,
+    read_session,
+    receive,
+)
 from services.loader.slots import Slots
 from services.loader.stages import Act, Broke, Ended, Event, IntakeLife, IntakeState, Refused, Report
 from services.shared.clock import Clock
@@ -211,13 +219,15 @@ class Intake:
             raise LoraportError("OVERLOADED", "other uploads are running", retry_after_s=5.0) from None
 
     def _charge(self, session: UploadSession) -> None:
-        wait_s = self._quota.charge(session.tenant, session.weights_size, now=self._clock.monotonic())
+        # A config's size is not announced, so its most is charged: a byte of weights must not bring it for nothing.
+        size = session.weights_size + MAX_CONFIG_BYTES
+        wait_s = self._quota.charge(session.tenant, size, now=self._clock.monotonic())
         if wait_s:
             raise LoraportError(
                 "QUOTA_EXCEEDED",
-                f"the tenant's bytes of a day are used up; {session.weights_size} more are too many for now",
+                f"the tenant's bytes of a day are used up; {size} more are too many for now",
                 retry_after_s=wait_s,
-                quota=(f"tenants/{session.tenant}", "bytes of weights uploaded and imported in 24 hours"),
+                quota=(f"tenants/{session.tenant}", "bytes uploaded and imported in 24 hours, a config as 64 KiB"),
             )
 
     async def _look_up(self, session: UploadSession) -> tuple[Manifest, Outcome | None]:

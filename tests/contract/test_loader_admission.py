@@ -6,9 +6,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from services.loader.receive import MAX_CONFIG_BYTES
 from services.shared.rpc.status import from_rpc_error
 from tests.bundle_files import tensors, weights
-from tests.loader_rig import running, s3_server
+from tests.loader_rig import reason, running, s3_server
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +24,9 @@ def address(folder: Path) -> Iterator[str]:
 
 
 async def test_a_tenants_bytes_of_a_day(tmp_path: Path, address: str, folder: Path) -> None:
-    size = len(weights(tensors()))
+    size = len(weights(tensors())) + MAX_CONFIG_BYTES
     day = size * 3 // 2
-    limits = {"max_weights_bytes": size, "admission": {"tenant_bytes_per_day": day}}
+    limits = {"max_weights_bytes": size - MAX_CONFIG_BYTES, "admission": {"tenant_bytes_per_day": day}}
     async with running(tmp_path, address, folder, **limits) as rig:
         first, second = (rig.registry.register(seed=seed) for seed in (301, 302))
         assert (await rig.upload(first)).admitted
@@ -39,6 +40,16 @@ async def test_a_tenants_bytes_of_a_day(tmp_path: Path, address: str, folder: Pa
         other = rig.registry.register(seed=303, tenant="globex")
         assert (await rig.upload(other)).admitted, "the budget is the tenant's own"
         assert rig.registry.revisions[second.revision_id].reasons == [], "a full budget is no verdict"
+
+
+async def test_small_weights_do_not_bring_their_configs_for_nothing(tmp_path: Path, address: str, folder: Path) -> None:
+    """Aborted uploads of one session: each may send a config, which is announced nowhere."""
+    size = len(weights(tensors()))
+    limits = {"max_weights_bytes": size, "admission": {"tenant_bytes_per_day": 3 * (size + MAX_CONFIG_BYTES)}}
+    async with running(tmp_path, address, folder, **limits) as rig:
+        bundle = rig.registry.register(seed=306)
+        refused = [await reason(rig.upload(bundle, content=b"")) for _ in range(4)]
+        assert refused == ["INVALID_REQUEST"] * 3 + ["QUOTA_EXCEEDED"]
 
 
 async def test_the_limit_of_an_update_is_the_operators(tmp_path: Path, address: str, folder: Path) -> None:
