@@ -71,7 +71,7 @@ VIOLATIONS: dict[str, str] = {
     # What the tensors hold
     "NON_FINITE": "a tensor holds NaN or infinity",
     "VALUE_OVERFLOW": "a value becomes infinite in the dtype that is served",
-    "UPDATE_OVERFLOW": "the scaled product of A and B can overflow",
+    "UPDATE_OVERFLOW": "A, B or their scaled product can overflow",
     "UPDATE_NORM": "the scaled product of A and B is far larger than any honest one",
     # Known to the format, but not served
     "UNSUPPORTED_PEFT_TYPE": "another kind of adapter than LORA",

@@ -13,8 +13,9 @@ import numpy as np
 from loraport.bundle.safetensors_header import TensorEntry
 from loraport.bundle.verdict import Limits, ModuleEntry, Violation
 
-# No entry of scaling * B @ A may reach this. Honest ones are below 2^10; the sums of a forward pass
-# over a million terms stay within float32.
+# No entry of A, B or scaling * B @ A may reach this. Honest ones are below 2^10; the sums of a forward pass
+# over a million terms stay within float32. A and B count by themselves: A @ x comes before B, so a huge A
+# beside a zero B is an infinity times zero.
 MAX_UPDATE = 2.0**100
 
 
@@ -111,12 +112,12 @@ def judge_values(
     by_name = {scan.tensor.name: scan for scan in scans}
     for module in modules:
         a, b = by_name[module.a_name], by_name[module.b_name]
-        bound = module.scaling * module.rank * a.peak * b.peak
+        bound = max(module.scaling * module.rank * a.peak * b.peak, a.peak, b.peak)
         if a.non_finite or b.non_finite:
             continue
         norm = module.scaling * a.norm * b.norm
         if bound > MAX_UPDATE:
-            detail = f"{module.path}: an entry of scaling * B @ A may be as large as {bound:.3g}"
+            detail = f"{module.path}: an entry of A, B or scaling * B @ A may be as large as {bound:.3g}"
             violations.append(Violation("UPDATE_OVERFLOW", detail, module.path))
         elif norm > limits.max_update_norm:
             detail = f"{module.path}: scaling * |A| * |B| is {norm:.4g}, the limit is {limits.max_update_norm:.6g}"

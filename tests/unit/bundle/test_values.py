@@ -84,6 +84,17 @@ def test_an_update_that_can_overflow() -> None:
     assert codes(verify(content=weights(with_value(1e20)))) == {"UPDATE_NORM"}
 
 
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+@pytest.mark.parametrize("huge", ["A", "B"])
+def test_a_huge_matrix_beside_a_zero_one_is_refused(dtype: str, huge: str) -> None:
+    """Their product is zero, what the device computes is an infinity times zero."""
+    values = {name: np.full_like(value, 1e38 if f"lora_{huge}" in name else 0) for name, value in tensors().items()}
+    verdict = verify(content=weights(values, dtype))
+    assert codes(verdict) == {"UPDATE_OVERFLOW"}
+    tame = {name: np.minimum(value, 1e30) for name, value in values.items()}
+    assert codes(verify(content=weights(tame, dtype))) == set()
+
+
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_the_norm_of_an_update_has_a_limit(dtype: str) -> None:
     values = tensors()
