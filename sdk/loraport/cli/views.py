@@ -53,21 +53,26 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for column in columns:
         table.add_column(column.replace("_", " "), no_wrap=True)
     for row in rows:
-        table.add_row(*[Text(cell) for cell in row])
+        table.add_row(*[Text(plain(cell)) for cell in row])
     console = Console()
     needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     console.width = max(console.width, needed)
     console.print(table)
 
 
+def plain(text: str) -> str:
+    """Returns text that cannot steer a terminal: much of what is shown was written by others."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
+
+
 def say(text: str) -> None:
     """Prints a line."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(plain(text) + "\n")
 
 
 def note(text: str) -> None:
     """Prints a line that is not the result: to stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(plain(text) + "\n")
 
 
 def wrong_use(text: str) -> Exception:

@@ -271,9 +271,9 @@ def _root(value: Any) -> TrustRoot:
 def _key(name: str, pem: Any) -> str:
     try:
         if not isinstance(pem, str) or not pem.isascii() or key_id(pem) != name:
-            raise RootError("MALFORMED", f"the key {name:.64} is under an id that is not its own")
+            raise RootError("MALFORMED", f"the key {name!r:.66} is under an id that is not its own")
     except EnvelopeError as error:
-        raise RootError("MALFORMED", f"the key {name:.64} is {error.detail}") from None
+        raise RootError("MALFORMED", f"the key {name!r:.66} is {error.detail}") from None
     return pem
 
 
@@ -296,7 +296,7 @@ def _ended(value: Any) -> Ended:
         raise RootError("MALFORMED", "an ended key has a key, a role other than root, since, until and a reason")
     numbers = all(type(value[name]) is int and value[name] >= 0 for name in ("since", "until"))
     texts = isinstance(value["key"], str) and isinstance(value["reason"], str)
-    if not numbers or not texts or len(value["reason"]) > MAX_REASON:
+    if not numbers or not texts or len(value["reason"]) > MAX_REASON or not value["reason"].isprintable():
         raise RootError("MALFORMED", "an ended key has a field of the wrong form")
     return Ended(
         key_id=value["key"],

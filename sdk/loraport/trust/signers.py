@@ -10,9 +10,13 @@ service or an agent is attached.
 """
 
 import os
+import select
 import subprocess
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -89,15 +93,41 @@ def open_signer(reference: str | os.PathLike[str], *, public_pem: bytes | None =
 
 
 def _run(program: str, verb: str, data: bytes) -> bytes:
+    ends = time.monotonic() + PROGRAM_TIMEOUT_S
     try:
-        done = subprocess.run([program, verb], input=data, capture_output=True, timeout=PROGRAM_TIMEOUT_S, check=False)
+        with tempfile.TemporaryFile() as given:
+            given.write(data)
+            given.seek(0)
+            process = subprocess.Popen(
+                [program, verb], stdin=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+            )
     except OSError as error:
         raise EnvelopeError("SIGNER", f"{program} cannot be run: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise EnvelopeError("SIGNER", f"{program} {verb} took longer than {PROGRAM_TIMEOUT_S:.0f} s") from None
-    if done.returncode or len(done.stdout) > MAX_OUTPUT:
-        raise EnvelopeError("SIGNER", f"{Path(program).name} {verb} ended with exit code {done.returncode}")
-    return done.stdout
+    assert process.stdout is not None
+    with process:
+        try:
+            output = _read(process.stdout, ends)
+            code = process.wait(max(0.0, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise EnvelopeError("SIGNER", f"{program} {verb} took longer than {PROGRAM_TIMEOUT_S:.0f} s") from None
+        finally:
+            process.kill()  # harmless when it has ended
+    if code:
+        raise EnvelopeError("SIGNER", f"{Path(program).name} {verb} ended with exit code {code}")
+    return output
+
+
+def _read(pipe: IO[bytes], ends: float) -> bytes:
+    """Returns what a program prints, which is never held beyond `MAX_OUTPUT`. Raises EnvelopeError, TimeoutExpired."""
+    output = b""
+    while select.select([pipe], [], [], max(0.0, ends - time.monotonic()))[0]:
+        piece = pipe.read(MAX_OUTPUT + 1 - len(output))
+        if not piece:
+            return output
+        output += piece
+        if len(output) > MAX_OUTPUT:
+            raise EnvelopeError("SIGNER", f"the signer printed more than {MAX_OUTPUT} bytes")
+    raise subprocess.TimeoutExpired("signer", PROGRAM_TIMEOUT_S)
 
 
 def _checked(public_pem: bytes, signature: bytes, data: bytes) -> bytes:

@@ -72,6 +72,30 @@ def test_a_program_that_signs_something_else_is_caught(tmp_path: Path, key: Sign
     assert caught.value.code == "SIGNER"
 
 
+def shell(folder: Path, body: str) -> str:
+    path = folder / "signer.sh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o700)
+    return f"exec:{path}"
+
+
+@pytest.mark.parametrize("body", ["exec yes", "yes & exec yes", "head -c 5000 /dev/zero"])
+def test_a_program_that_floods_is_stopped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Ten seconds of a pipe are gigabytes."""
+    monkeypatch.setattr("loraport.trust.signers.PROGRAM_TIMEOUT_S", 600.0)
+    with pytest.raises(EnvelopeError, match="more than 4096 bytes"):
+        open_signer(shell(tmp_path, body))
+
+
+@pytest.mark.parametrize(
+    "body", ["exec sleep 600", "exec >&-; exec sleep 600", "sleep 3 & exit 0", "echo x; sleep 600"]
+)
+def test_a_program_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    monkeypatch.setattr("loraport.trust.signers.PROGRAM_TIMEOUT_S", 0.3)
+    with pytest.raises(EnvelopeError, match="took longer"):
+        open_signer(shell(tmp_path, body))
+
+
 def test_a_signer_that_is_not_there_is_one_line(tmp_path: Path, key: SigningKey) -> None:
     for reference in (f"exec:{tmp_path / 'missing'}", "file2:/nowhere", "hsm:"):
         with pytest.raises(EnvelopeError) as caught:
