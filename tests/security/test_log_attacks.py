@@ -19,8 +19,13 @@ from loraport.log.events import FIRST as FIRST_EVENT
 from loraport.log.events import Event, event_hash
 from loraport.log.leaf import parse_leaf
 from loraport.registry.v1 import adapter_service_pb2 as adapter_pb
+from loraport.registry.v1 import trust_service_pb2 as trust_pb
+from loraport.registry.v1.trust_service_pb2_grpc import TrustServiceStub
+from loraport.trust.edit import next_root
+from loraport.trust.files import read_chain
+from loraport.trust.root import Role
 from tests.contract.registry_rig import ADMIN_CA, LEAVES, SERVICE_CA, TIMEOUT, Rig, serving, write_config
-from tests.support.roots import write_root
+from tests.support.roots import sealed, write_root
 
 REVISIONS = 4
 # A trust root, a signer and its delegation, a base, and three leaves a revision.
@@ -126,6 +131,27 @@ async def test_an_honest_log_is_good_and_shown(world: World) -> None:
     assert (await world.cli("list", "--start", "3"))[0] == 0
     await world.rig.active("acme", "pirate", 9, "c9")
     assert await world.verify() == (None, None)
+
+
+async def test_records_that_a_leaked_key_signed_are_no_finding_once_they_are_out_of_service(world: World) -> None:
+    """The audit would cry for ever over what was put right, and nobody would look at it any more."""
+    rig, old = world.rig, read_chain(world.folder / "trust")[-1][0]
+    names = [f"tenants/acme/adapters/pirate/revisions/v{version}" for version in (1, 2)]
+    place = min(index for index in range(ROWS) if parse_leaf(world.body(index)).kind == "RECORD")
+    await rig.revoke(names[1])
+    new = SigningKey.generate()
+    new.save(world.folder / "signing.new.key")
+    root = next_root(
+        old, now=old.issued, role=Role.REGISTRY, public_keys=[new.public_pem], since=place, compromised=True
+    )
+    request = trust_pb.SubmitTrustRootRequest(envelope=sealed(root))
+    await TrustServiceStub(rig.channel("admin")).SubmitTrustRoot(request, timeout=TIMEOUT)
+    assert await world.verify() == (None, None), "withdrawn and revoked"
+    await rig.approve(names[0])
+    assert await world.verify() == (None, None), "approved again by the new key"
+    # A registry that shows one of them as ACTIVE all the same contradicts its log.
+    world.sql(("UPDATE revisions SET state = 'ACTIVE' WHERE version = ?", (3,)))
+    assert (await world.verify())[0] == "CATALOG"
 
 
 @pytest.mark.parametrize("index", [0, 7, ROWS - 1])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loraport.log.checkpoint import Checkpoint
     from loraport.log.leaf import Leaf
     from loraport.log.peers import Standing
+    from loraport.log.replay import Replay
     from loraport.trust.root import TrustRoot
 
 app = typer.Typer(help="The transparency log: every record, alias, approval and revocation.", no_args_is_help=True)
@@ -228,24 +229,30 @@ def _audit_registry(
         replay, parsed = Replay(), [parse_leaf(body) for body in bodies[: checkpoint.tree_size]]
         for leaf in parsed:
             replay.take(leaf)
-        finding = _signatures(admin, chain, parsed) or replay.compare(_shown(admin), size=checkpoint.tree_size)
+        finding = _signatures(admin, chain, parsed, replay) or replay.compare(_shown(admin), size=checkpoint.tree_size)
         result = replace(result, finding=finding)
     return checkpoint, result
 
 
-def _signatures(admin: "AdminClient", chain: "list[tuple[TrustRoot, bytes]]", leaves: "list[Leaf]") -> "Finding | None":
-    """Audits the trust roots in the log, and every revision's newest record by the keys of its place."""
+def _signatures(
+    admin: "AdminClient", chain: "list[tuple[TrustRoot, bytes]]", leaves: "list[Leaf]", replay: "Replay"
+) -> "Finding | None":
+    """Audits the trust roots in the log, and by the keys of its place every record by which a revision is ACTIVE.
+
+    A record that was withdrawn or revoked lets nothing serve; its key may well have ended before its place.
+    """
     from loraport.errors import NotFoundError
-    from loraport.log.leaf import Kind
+    from loraport.log.replay import Said
     from loraport.log.signatures import place, record_finding
 
     placed, finding = place(chain, leaves)
     if finding is not None:
         return finding
-    newest = {leaf.resource: leaf for leaf in leaves if leaf.kind == Kind.RECORD}
-    for resource, leaf in newest.items():
+    for leaf in leaves:
+        if replay.said.get(leaf.resource) != Said("ACTIVE", leaf.index):
+            continue
         try:
-            envelope = admin.get_revision(resource).record_envelope
+            envelope = admin.get_revision(leaf.resource).record_envelope
         except NotFoundError:
             continue  # the comparison with the catalog says so
         finding = record_finding(leaf, envelope, placed)
