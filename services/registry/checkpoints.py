@@ -5,12 +5,14 @@ was signed last, somebody has changed it, and peers are left to go stale rather 
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
 from sqlalchemy import Connection
 
-from loraport.bundle.envelope import Signer
+from loraport.bundle.envelope import EnvelopeError, Signer
 from loraport.log.checkpoint import Checkpoint, seal_checkpoint
 from services.registry.hub import EpochHub
 from services.registry.store import log as translog
@@ -59,7 +61,8 @@ class Checkpoints:
         """
         async with self._turn:
             last = self._last
-            if last is None or self._old() or self._hub.epoch > last.checkpoint.catalog_epoch:
+            newer = last is None or self._hub.epoch > last.checkpoint.catalog_epoch
+            if last is None or newer or await run_blocking(self._old):
                 last = self._last = await run_blocking(self._make)
                 self._hub.publish(last.envelope)
             return last
@@ -85,13 +88,16 @@ class Checkpoints:
                 return
 
     async def _due(self) -> bool:
-        if self._last is None or self._old():
+        if self._last is None or await run_blocking(self._old):
             return True
         return bool(await run_blocking(self._revocation_epoch) > self._last.checkpoint.revocation_epoch)
 
     def _old(self) -> bool:
-        """Whether the last one nears its end, or another key signs since."""
-        return self._age() >= self._interval_s or (self._last is not None and self._last.key_id != self._key.key_id)
+        """Whether the last one nears its end, or another key signs since. Blocking: the key may be a program's."""
+        if self._age() >= self._interval_s or self._last is None:
+            return True
+        with _signing():
+            return self._last.key_id != self._key.key_id
 
     def _age(self) -> float:
         return self._interval_s if self._last is None else self._clock.now() - self._last.checkpoint.issued
@@ -105,7 +111,7 @@ class Checkpoints:
             state = translog.state(connection)
             if self._last is not None:
                 _require_extension(connection, state, self._last.checkpoint)
-        issued, key_id = int(self._clock.now()), self._key.key_id
+        issued = int(self._clock.now())
         checkpoint = Checkpoint(
             tree_size=state.tree_size,
             root_hash=state.root_hash.hex(),
@@ -114,7 +120,19 @@ class Checkpoints:
             issued=issued,
             expires=issued + self._life_s,
         )
-        return Issued(checkpoint, seal_checkpoint(checkpoint, self._key), key_id)
+        with _signing():
+            key_id = self._key.key_id
+            return Issued(checkpoint, seal_checkpoint(checkpoint, self._key), key_id)
+
+
+@contextmanager
+def _signing() -> Iterator[None]:
+    """A signer that cannot sign now is asked again, like a database: it may be a program, or wait for its key."""
+    try:
+        yield
+    except EnvelopeError as error:
+        log.error("checkpoints cannot be signed", why=error.detail)
+        raise LoraportError("REGISTRY_UNAVAILABLE", "checkpoints cannot be signed", retry_after_s=RETRY_S) from None
 
 
 def _require_extension(connection: Connection, state: translog.LogState, last: Checkpoint) -> None:

@@ -1,5 +1,9 @@
 """The registry's delegation to publishers: every change of a tenant's signers or threshold is signed and logged."""
 
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
 from loraport.bundle.envelope import Signer
 from loraport.trust.delegation import MAX_THRESHOLD, Delegation, Publisher, seal_delegation
 from services.registry.store import delegations
@@ -9,10 +13,14 @@ from services.shared.errors import LoraportError
 
 
 class Delegating:
-    """Makes the next version of a tenant's delegation, signed by `key`."""
+    """Makes the next version of a tenant's delegation, signed by `key`.
 
-    def __init__(self, key: Signer) -> None:
+    `refresh` makes `key` that of the newest trust root that a connection sees.
+    """
+
+    def __init__(self, key: Signer, *, refresh: Callable[[Connection], None]) -> None:
         self._key = key
+        self._refresh = refresh
 
     def renew(
         self, transaction: Transaction, tenant: str, *, now_us: int, threshold: int | None = None
@@ -32,6 +40,8 @@ class Delegating:
                 f"threshold must be in [1, {valid}], the number of valid signers",
                 subject="threshold",
             )
+        # What stands behind a rotation in the log must be signed by the new key, or every audit finds it.
+        self._refresh(connection)
         statement = Delegation(
             tenant=tenant,
             version=before.version + 1,

@@ -44,6 +44,7 @@ from services.shared.errors import LoraportError
 from services.shared.paging import PageTokens
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Call, Server, run_blocking
+from services.shared.rpc.service import first_ended
 from services.shared.trust import RoleSigner, TrustError, TrustStore
 
 log = structlog.get_logger()
@@ -120,8 +121,12 @@ class RegistryService:
         key, certificate = self._config.tls.read()
         self.port = self._server.listen(self._config.listen, key=key, certificate=certificate, clients=True)
         await self._server.start()
-        running = (self._follow_epoch(), self._checkpoints.run(), self._anchors.run())
-        self._tasks = [asyncio.create_task(work) for work in running]
+        running = {
+            "epoch": self._follow_epoch(),
+            "checkpoints": self._checkpoints.run(),
+            "anchors": self._anchors.run(),
+        }
+        self._tasks = [asyncio.create_task(work, name=name) for name, work in running.items()]
 
     async def stop(self) -> None:
         """Ends the watches, lets running calls end, closes the database."""
@@ -135,8 +140,12 @@ class RegistryService:
         self._database.close()
 
     async def failed(self) -> None:
-        """Returns when the server has ended without being asked to."""
-        await self._server.wait()
+        """Returns when the server, or what it does in the background, has ended without being asked to."""
+        serving = asyncio.create_task(self._server.wait(), name="server")
+        try:
+            await first_ended([serving, *self._tasks])
+        finally:
+            serving.cancel()
 
     def _refused(self, call: Call, error: LoraportError) -> None:
         refusal = Refusal(
@@ -182,7 +191,9 @@ class RegistryService:
         add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, TenantServicer(desk, tokens))
         add(
             key_service_pb2_grpc.add_KeyServiceServicer_to_server,
-            KeyServicer(desk, tokens, self._randomness, self._pepper, Delegating(self._key)),
+            KeyServicer(
+                desk, tokens, self._randomness, self._pepper, Delegating(self._key, refresh=self._roots.refresh)
+            ),
         )
         add(base_model_service_pb2_grpc.add_BaseModelServiceServicer_to_server, BaseModelServicer(desk, tokens))
         add(adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server, AdapterServicer(desk, tokens, publishing))

@@ -1,5 +1,6 @@
 """TrustService and what revocations since a place in the log stop, on both databases."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
-from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, SigningKey, sign_envelope
+from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, EnvelopeError, SigningKey, sign_envelope
 from loraport.registry.v1 import adapter_service_pb2 as adapter_pb
 from loraport.registry.v1 import catalog_service_pb2 as catalog_pb
 from loraport.registry.v1 import key_service_pb2 as key_pb
@@ -18,8 +19,9 @@ from loraport.registry.v1 import log_service_pb2 as log_pb
 from loraport.registry.v1 import trust_service_pb2 as pb
 from loraport.registry.v1.trust_service_pb2_grpc import TrustServiceStub
 from loraport.trust.delegation import open_delegation
-from loraport.trust.edit import next_root
+from loraport.trust.edit import leaked_earlier, next_root
 from loraport.trust.root import Role, TrustRoot, open_first
+from services.registry.publishing import find_revision
 from tests.contract.registry_rig import REGISTRY_KEY, TIMEOUT, Rig, manifest, reason_of, serving, write_config
 from tests.support.roots import sealed
 
@@ -123,6 +125,70 @@ async def test_records_that_a_leaked_key_signed_since_are_withdrawn_and_signed_a
     again = await rig.approve(late.name)
     assert key.key_id.encode() in again.record_envelope
     assert REGISTRY_KEY.key_id.encode() in old.record_envelope
+
+
+async def test_records_of_a_key_that_was_replaced_in_peace_stop_when_it_had_leaked(rig: Rig) -> None:
+    first, second = [await rig.active("acme", "pirate", n, f"content {n}") for n in (1, 2)]
+    old = await newest(rig)
+    replaced = next_root(
+        old, now=old.issued, role=Role.REGISTRY, public_keys=[SigningKey.generate().public_pem], since=await size(rig)
+    )
+    assert (await submit(rig, replaced)).stopped_revision_count == 0
+    place = (await rig.service._desk.read(lambda view: find_revision(view, second.name))).record_leaf
+    worse = leaked_earlier(replaced, REGISTRY_KEY.key_id, since=place, now=old.issued)
+    assert (await submit(rig, worse)).stopped_revision_count == 1
+    assert (await state(rig, first.name))[0] == "ACTIVE"
+    assert await state(rig, second.name) == ("VERIFIED", ["RECORD_WITHDRAWN"])
+
+
+async def test_a_delegation_behind_a_rotation_is_signed_by_the_new_key(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the rotation's commit and the process hearing of it."""
+    monkeypatch.setattr(rig.service._roots, "follow", lambda: None)
+    old, new = await newest(rig), SigningKey.generate()
+    new.save(tmp_path / "signing.new.key")
+    rotation = next_root(
+        old, now=old.issued, role=Role.REGISTRY, public_keys=[new.public_pem], since=await size(rig), compromised=True
+    )
+    await submit(rig, rotation)
+    request = key_pb.RevokeSignerRequest(name="tenants/acme/signers/ci")
+    await rig.keys().RevokeSigner(request, timeout=TIMEOUT)
+    said = await rig.keys().GetDelegation(key_pb.GetDelegationRequest(parent="tenants/acme"), timeout=TIMEOUT)
+    assert not open_delegation(said.envelope, {new.key_id: new.public_pem}).publishers[0].valid
+
+
+class Silent:
+    """A signer that fails, as a program that hangs or a key file that is not there yet."""
+
+    asked = 0
+
+    @property
+    def key_id(self) -> str:
+        self.asked += 1
+        raise EnvelopeError("SIGNER", "it took longer than 10 s")
+
+
+async def test_a_signer_that_fails_for_a_while_is_asked_again(rig: Rig) -> None:
+    checkpoints, silent = rig.service._checkpoints, Silent()
+    revision = await rig.active("acme", "pirate", 1, "one")
+    good, checkpoints._key = checkpoints._key, silent  # type: ignore[assignment]
+    assert await reason_of(rig.log().GetCheckpoint(log_pb.GetCheckpointRequest(), timeout=TIMEOUT)) == (
+        "REGISTRY_UNAVAILABLE"
+    )
+    stream = rig.catalog().Watch(catalog_pb.WatchRequest(), timeout=TIMEOUT)
+    while not (await stream.read()).synced:
+        pass
+    before = silent.asked
+    await rig.revoke(revision.name)
+    while not any(item.revision.state == State.STATE_REVOKED for item in (await stream.read()).items):
+        pass
+    while silent.asked == before:  # now it was for the checkpoint that a revocation gets
+        await asyncio.sleep(0.01)
+    checkpoints._key = good
+    while not (await stream.read()).checkpoint:
+        pass
+    stream.cancel()
 
 
 async def test_a_verdict_of_a_leaked_key_is_no_verdict(rig: Rig) -> None:

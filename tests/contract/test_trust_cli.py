@@ -65,6 +65,18 @@ async def test_a_root_is_shown_and_a_key_replaced(cli: Cli, tmp_path: Path) -> N
         assert (code, why in error) == (2, True)
 
 
+async def test_a_key_that_was_replaced_may_turn_out_to_have_leaked(cli: Cli, tmp_path: Path) -> None:
+    key = (await cli("show"))[1]["roles"]["router"]["keys"][0]
+    assert "has not ended" in (await cli("leaked", key, "--since-log-index", "1"))[1]
+    before = (await cli("rotate", "--role", "router"))[1]["ended"][0]
+    after = (await cli("leaked", key, "--since-log-index", "1"))[1]
+    assert (after["version"], [(item["key"], item["since_log_index"]) for item in after["ended"]]) == (3, [(key, 1)])
+    assert after["ended"][0]["until"] < before["until"]
+    # Said again with a later place, it counts for no more.
+    again = (await cli("leaked", key, "--since-log-index", "9"))[1]
+    assert (again["version"], again["ended"]) == (4, after["ended"])
+
+
 async def test_several_holders_sign_a_draft(cli: Cli, tmp_path: Path) -> None:
     holders = [SigningKey.generate() for _ in range(2)]
     for name, key in zip("ab", holders, strict=True):

@@ -140,6 +140,41 @@ def rotate(
     _tell(folder, plan, old, answer, path, as_json)
 
 
+@app.command("leaked")
+def leaked(
+    key: Annotated[str, typer.Argument(help="Id of a key that a role had once; see: loraport trust show.")],
+    since_log_index: Annotated[
+        int, typer.Option(min=0, help="Nothing of the key counts from this leaf of the log on.")
+    ],
+    root_key: RootKeys = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Write a draft for other holders to sign, instead of submitting it.")
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    as_json: Json = False,
+) -> None:
+    """Say of a key that was replaced already that it had leaked: what it signed since stops.
+
+    For a key that a role still has: loraport trust rotate --role ROLE --since-log-index N.
+    """
+    from loraport.admin import AdminClient
+    from loraport.cli.roots import Draft, last_root, write_draft
+    from loraport.trust.edit import leaked_earlier
+
+    folder = data / "trust"
+    with AdminClient.local(data) as admin:
+        old = last_root(admin, folder)
+        new = leaked_earlier(old, key, since=since_log_index, now=int(time.time()))
+        plan = Draft(new, b"").sign(_holders(folder, root_key, old, new))
+        if draft is not None:
+            write_draft(draft, plan)
+            _tell_draft(draft, plan, old, as_json)
+            return
+        plan.require(old)
+        answer = admin.submit_trust_root(plan.envelope)
+    _tell(folder, plan, old, answer, None, as_json)
+
+
 @contextmanager
 def _new_key(folder: Path, role: str | None) -> Iterator[tuple[Path | None, bytes]]:
     """Makes a key file for a role and gives its path and public key; takes it away when no root can name the key."""

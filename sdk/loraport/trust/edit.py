@@ -74,3 +74,20 @@ def next_root(
         roles=roles,
         ended=tuple(ended),
     )
+
+
+def leaked_earlier(old: TrustRoot, key: str, *, since: int, now: int, life_s: int = LIFE_S) -> TrustRoot:
+    """Returns the version after `old`, in which a key that has ended counts up to log index `since` at most.
+
+    It may have been replaced in peace, and turn out later to have been somebody else's as well.
+
+    Raises:
+        RootError: MALFORMED, `key` has not ended for any role.
+    """
+    if key not in {item.key_id for item in old.ended}:
+        raise RootError("MALFORMED", f"key {key!r:.70} has not ended; give its role another key")
+    ended = tuple(
+        replace(item, since=min(item.since, since), until=min(item.until, now)) if item.key_id == key else item
+        for item in old.ended
+    )
+    return replace(next_root(old, now=now, life_s=life_s), ended=ended)

@@ -8,7 +8,7 @@ import pytest
 
 from loraport.bundle.canonical import canonical
 from loraport.bundle.envelope import SigningKey, add_signatures, sign_envelope
-from loraport.trust.edit import GRACE_S, first_root, next_root
+from loraport.trust.edit import GRACE_S, first_root, leaked_earlier, next_root
 from loraport.trust.root import (
     MAX_ROTATIONS,
     PAYLOAD_TYPE,
@@ -193,6 +193,25 @@ def test_what_is_in_no_log_outlives_a_replaced_key_a_little_and_a_leaked_one_not
     assert not replaced().accepts("registry", old, now=NOW + 5 + GRACE_S)
     assert not replaced().accepts("registry", old)
     assert not replaced(compromised=True).accepts("registry", old, now=NOW + 5)
+
+
+def test_a_replaced_key_may_turn_out_to_have_leaked() -> None:
+    old, after = ONLINE[Role.REGISTRY].key_id, replaced()
+    worse = leaked_earlier(after, old, since=7, now=NOW + 6)
+    assert accept(after, sealed(worse, ONE)) == worse
+    assert [worse.accepts("registry", old, index) for index in (6, 7, 39)] == [True, False, False]
+    assert not worse.accepts("registry", old, now=NOW + 6)
+    assert leaked_earlier(worse, old, since=8, now=NOW + 9).ended == worse.ended, "never for more again"
+    with pytest.raises(RootError, match="has not ended"):
+        leaked_earlier(after, TWO.key_id, since=7, now=NOW + 6)
+
+
+@pytest.mark.parametrize("reason", ["replaced\n  ended for router: nothing", "\x1b[2A\x1b[2K", "\u202e", "a\x07"])
+def test_what_is_shown_to_a_holder_steers_no_terminal(reason: str) -> None:
+    root = next_root(
+        FIRST, now=NOW, role=Role.REGISTRY, public_keys=[TWO.public_pem], since=1, reason=reason
+    )  # fmt: skip
+    assert code(FIRST, sealed(root, ONE)) == "MALFORMED"
 
 
 def test_what_has_ended_stays_ended() -> None:
