@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
+from unicodedata import category
 
 import typer
 
@@ -68,7 +69,7 @@ def generate(
     if as_json and not stream:
         print_json(_row(completion))
     elif not stream:
-        sys.stdout.write(completion.text + "\n")
+        sys.stdout.write(_for_reader(completion.text) + "\n")
     if not as_json:
         made_by = completion.revision_id or "the base model"
         note(f"[{made_by} on {completion.executor}, {completion.finish_reason}, {len(completion.token_ids)} tokens]")
@@ -114,11 +115,18 @@ def _shown(events: "Iterable[Event]", as_json: bool) -> "Iterator[Event]":
         if as_json:
             sys.stdout.write(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}) + "\n")
         elif isinstance(event, Tokens):
-            sys.stdout.write(event.text)
+            sys.stdout.write(_for_reader(event.text))
         sys.stdout.flush()
         yield event
     if not as_json:
         sys.stdout.write("\n")
+
+
+def _for_reader(text: str) -> str:
+    """Returns a model's text as it is for a file or a pipe; for a terminal without the controls that steer one."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(letter if letter in "\n\t" or category(letter) != "Cc" else "\ufffd" for letter in text)
 
 
 def _row(completion: "Completion") -> dict[str, Any]:

@@ -27,6 +27,7 @@ from loraport.cli import (
     tenants,
     trust,
 )
+from loraport.cli.views import note
 
 app = typer.Typer(
     name="loraport",
@@ -107,9 +108,9 @@ def _explain(error: Exception) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(message(), file=sys.stderr)
         else:
-            print(f"error: {_one_line(message())}{_hint(error)}", file=sys.stderr)
+            note(f"error: {_one_line(message())}{_hint(error)}")
         return 2
-    print(f"error: {describe(error)}", file=sys.stderr)
+    note(f"error: {describe(error)}")
     return 1
 
 
