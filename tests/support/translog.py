@@ -41,11 +41,9 @@ class FakeLog(LogServiceServicer):
         start = self.size
         self._hashes += [merkle.leaf_hash(f"{self._history}{i}".encode()) for i in range(start, start + count)]
 
-    def record(self, name: str, envelope: bytes) -> int:
-        """Appends the leaf of a record and returns its index."""
-        leaf = Leaf(
-            index=self.size, time=1, kind=Kind.RECORD, resource=name, digest=sha256_digest(envelope), previous=FIRST
-        )
+    def record(self, name: str, envelope: bytes, *, kind: Kind = Kind.RECORD) -> int:
+        """Appends the leaf of a record, or of what else has its name and bytes, and returns its index."""
+        leaf = Leaf(index=self.size, time=1, kind=kind, resource=name, digest=sha256_digest(envelope), previous=FIRST)
         self.bodies[leaf.index] = leaf.body()
         self._hashes.append(merkle.leaf_hash(leaf.body()))
         return leaf.index

@@ -150,6 +150,28 @@ async def test_a_proven_record_is_proven_for_its_place_only(world: World) -> Non
     assert await asyncio.gather(world.use(other), world.use(lie)) == ["", "RECORD_NOT_LOGGED"]
 
 
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.RECORD])
+async def test_a_logged_leaf_of_another_kind_is_no_record(world: World, kind: Kind) -> None:
+    """The same name and digest at the place that the catalog names, truly in the tree: an announcement approves nothing."""
+    item = world.item(logged=False)
+    name = "tenants/acme/adapters/pirate/revisions/v1"
+    item = replace(item, record_leaf=world.log.record(name, item.record_envelope, kind=kind))
+    await world.tell()
+    assert await world.use(item) == "RECORD_NOT_LOGGED"
+    assert await world.use(replace(item, record_leaf=world.log.record(name, item.record_envelope))) == ""
+
+
+async def test_a_leaf_of_another_place_is_not_the_one_that_the_catalog_names(world: World) -> None:
+    """The same record is in the log twice; each leaf proves its own place only."""
+    first, second = world.item(), world.item()
+    assert first.record_leaf != second.record_leaf
+    await world.tell()
+    of_second = world.log.inclusion(second.record_leaf, world.log.size)
+    world.answer = lambda *_: of_second
+    assert await world.use(first) == "RECORD_NOT_LOGGED"
+    assert await world.use(second) == ""
+
+
 async def test_a_record_of_a_second_history_is_refused(world: World) -> None:
     item = world.item()
     await world.tell()
