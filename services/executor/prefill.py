@@ -15,6 +15,9 @@ EQUAL = 16
 # In this time what was computed loses half of its weight.
 HALF_LIFE_S = 10.0
 MAX_KNOWN = 10_000
+# Tokens of prompts in one step beside rows that generate: so many for each of those, or a part of the step's limit.
+PER_DECODING_ROW = 4
+PART_OF_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,15 @@ class Prompt:
 
     tenant: Hashable
     left: int
+
+
+def beside(decoding: int, step_tokens: int) -> int:
+    """Return how many tokens prompts may take in a step of at most `step_tokens` in which `decoding` rows generate.
+
+    A step lasts as long as its tokens: without a bound, whoever reads an answer waits for every prompt that came in.
+    """
+    left = step_tokens - decoding
+    return min(left, max(step_tokens // PART_OF_STEP, PER_DECODING_ROW * decoding)) if decoding else left
 
 
 class PrefillShares:

@@ -98,7 +98,7 @@ class NullDevice:
         self.slots: dict[int, tuple[str | None, int, int]] = {}
         self.page_owner: dict[int, str] = {}
         self.pages: dict[str, tuple[int, ...]] = {}
-        self.cache = self.pool = self
+        self.cache = self.pool = self.decoder = self
 
     def _forget(self, blocks: Sequence[int]) -> None:
         for block in blocks:

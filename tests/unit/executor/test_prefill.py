@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.prefill import PrefillShares, Prompt
+from services.executor.prefill import PrefillShares, Prompt, beside
 
 
 @given(
@@ -28,6 +28,10 @@ def test_neither_one_long_prompt_nor_many_short_ones_hold_up_another_tenant() ->
         for now in range(3):
             shares.divide(crowd, 400, now=float(now))
         assert shares.divide([*crowd, Prompt("other", 300)], 400, now=3.0)[-1] == 300
+
+
+def test_prompts_take_a_part_of_a_step_in_which_rows_generate() -> None:
+    assert [beside(rows, 512) for rows in (0, 1, 16, 32, 120, 512)] == [512, 64, 64, 128, 392, 0]
 
 
 def test_what_was_long_ago_counts_little() -> None:
