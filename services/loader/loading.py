@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -122,12 +123,19 @@ def _fill(load: Load, pieces: Iterator[bytes]) -> None:
     """Fills a fresh blob with exactly the load's number of bytes, and not one more."""
     load.discard()
     blob = load.blob = Blob("loraport-weights")
-    for piece in pieces:
-        if load.stop.is_set():
-            raise LoraportError("LOAD_CANCELLED")
-        if blob.size_bytes + len(piece) > load.size_bytes:
-            raise SpoiledCopy(f"more than {load.size_bytes} bytes")
-        blob.write(piece)
+    # A second thread hashes what lies there while this one receives; it ends with this block, within one piece.
+    with ThreadPoolExecutor(1, "loraport-hash") as hasher:
+        try:
+            for piece in pieces:
+                if load.stop.is_set():
+                    raise LoraportError("LOAD_CANCELLED")
+                if blob.size_bytes + len(piece) > load.size_bytes:
+                    raise SpoiledCopy(f"more than {load.size_bytes} bytes")
+                blob.write(piece)
+                hasher.submit(blob.hash_to, blob.size_bytes)  # a fault there is met again by `digest`
+        except BaseException:
+            hasher.shutdown(cancel_futures=True)
+            raise
     if blob.size_bytes != load.size_bytes:
         raise SpoiledCopy(f"{blob.size_bytes} of {load.size_bytes} bytes")
 

@@ -19,13 +19,17 @@ CHUNK_BYTES = 1 << 20
 
 
 class Blob:
-    """A memory file, writable until it is sealed. Not thread-safe while it is filled."""
+    """A memory file, writable until it is sealed.
+
+    One thread may write while one other hashes what is written already; all else is not thread-safe.
+    """
 
     def __init__(self, name: str) -> None:
         """Opens an empty one; `name` shows up in the kernel's lists only. Raises OSError."""
         self.size_bytes = 0
         self.unsealed_because = ""
         self._hash = hashlib.sha256()
+        self._hashed = 0
         try:
             self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except (AttributeError, OSError) as error:
@@ -38,15 +42,22 @@ class Blob:
         view = memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, self.size_bytes)
-            # Hashed as they lie, not as they came, and at once: they are in the processor's cache, and whoever sends
-            # the next bytes is at work meanwhile.
-            for piece in _pieces(self._fd, self.size_bytes, self.size_bytes + written):
-                self._hash.update(piece)
             self.size_bytes += written
             view = view[written:]
 
+    def hash_to(self, end: int) -> None:
+        """Hashes what is written before `end` and not hashed yet, read back from where it lies. Raises OSError.
+
+        `digest` leaves nothing out, whoever called this and however it went: it only does work early, while the next
+        bytes are on their way.
+        """
+        for piece in _pieces(self._fd, self._hashed, end):
+            self._hash.update(piece)
+            self._hashed += len(piece)
+
     def digest(self) -> str:
-        """Returns the digest of the bytes as they lie in memory; nothing else was ever written there."""
+        """Returns the digest of the bytes as they lie in memory; nothing else was written there. Raises OSError."""
+        self.hash_to(self.size_bytes)
         return PREFIX + self._hash.hexdigest()
 
     def seal(self) -> None:

@@ -35,6 +35,20 @@ def test_bytes_are_kept_and_hashed_where_they_lie() -> None:
     blob.close()
 
 
+@pytest.mark.parametrize("hashed_early", [(), (1,), (300_000, 250_000, 100)], ids=str)
+def test_the_digest_is_of_the_bytes_that_lie_there(hashed_early: tuple[int, ...]) -> None:
+    """Whatever was hashed early, and whoever changed what was not: it is the memory that is judged."""
+    data = content(CHUNK_BYTES + 300_007)
+    blob = Blob("test")
+    blob.write(data[:300_000])
+    for end in hashed_early:
+        blob.hash_to(end)
+    blob.write(data[300_000:])
+    os.pwrite(blob._fd, b"?", len(data) - 5)
+    assert blob.digest() == blob.digest() == sha256_digest(data[:-5] + b"?" + data[-4:])
+    blob.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the platform has no memory files")
 def test_a_sealed_blob_cannot_be_changed() -> None:
     blob = Blob("test")
