@@ -137,7 +137,7 @@ class AdapterServicer(stubs.AdapterServiceServicer):
                 found, limit, lambda item: self._tokens.seal((item[0].tenant, item[0].adapter), scope=scope)
             )
             # The message is made in the thread as well: other calls need not wait for hundreds of parts.
-            shown = [convert.adapter(row, aliases) for row, aliases in rows]
+            shown = [convert.adapter_fields(row, aliases) for row, aliases in rows]
             return pb.ListAdaptersResponse(adapters=shown, next_page_token=token)
 
         return await self._desk.read(read)

@@ -1,6 +1,7 @@
 """From the registry's values to messages."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -134,29 +135,38 @@ def violations(findings: Findings) -> list[Violation]:
 
 def alias(row: AliasRow) -> adapter_pb.Alias:
     """Returns the message of an alias."""
-    return adapter_pb.Alias(
-        name=row.name,
-        revision_id=row.revision_id,
-        version=row.version,
-        etag=row.etag,
-        update_time=_parts(row.update_us),
-    )
+    return adapter_pb.Alias(**_alias(row))
+
+
+def _alias(row: AliasRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "revision_id": row.revision_id,
+        "version": row.version,
+        "etag": row.etag,
+        "update_time": _parts(row.update_us),
+    }
 
 
 def adapter(row: AdapterRow, aliases: Sequence[AliasRow]) -> adapter_pb.Adapter:
     """Returns the message of an adapter."""
-    message = adapter_pb.Adapter(
-        name=str(row.name),
-        base_model=base_model_name(row.base_model),
-        latest_version=row.latest_version,
-        create_time=_parts(row.create_us),
-    )
+    return adapter_pb.Adapter(**adapter_fields(row, aliases))
+
+
+def adapter_fields(row: AdapterRow, aliases: Sequence[AliasRow]) -> dict[str, Any]:
+    """As `adapter`, for a message that lists hundreds: what is made in its place is not copied there."""
+    fields = {
+        "name": str(row.name),
+        "base_model": base_model_name(row.base_model),
+        "latest_version": row.latest_version,
+        "create_time": _parts(row.create_us),
+    }
     # Setting an empty list would take longer than all of the above.
     if aliases:
-        message.aliases.extend(map(alias, aliases))
+        fields["aliases"] = list(map(_alias, aliases))
     if row.shared_tenants:
-        message.shared_tenants.extend(map(tenant_name, row.shared_tenants))
-    return message
+        fields["shared_tenants"] = list(map(tenant_name, row.shared_tenants))
+    return fields
 
 
 def audit_event(row: AuditRow) -> audit_pb.AuditEvent:
