@@ -243,7 +243,7 @@ async def measure(bench: Bench) -> tuple[list[Figure], dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure cold loads and the hand-over of host memory.")
     parser.add_argument("--size", type=int, default=20 << 20, help="bytes of the weights file")
-    parser.add_argument("--rounds", type=int, default=9, help="measurements per figure, at least 5")
+    parser.add_argument("--rounds", type=int, default=21, help="measurements per figure, at least 5")
     parser.add_argument("--out", type=Path, default=RESULTS / "cold_load.json", help="where the JSON goes")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
