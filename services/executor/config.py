@@ -21,10 +21,12 @@ class ModelOptions:
     cpu_products: Literal["auto", "native", "float32"] = "auto"
     # Cap on prompt and answer together; 0 for the base model's own limit.
     max_context_tokens: int = 4096
+    # Compute threads; 0 for as many as there are cores.
+    threads: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_context_tokens < 0:
-            raise ValueError("max_context_tokens is not negative")
+        if self.max_context_tokens < 0 or self.threads < 0:
+            raise ValueError("max_context_tokens and threads are not negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,6 @@ class ExecutorConfig:
     max_open: int = 1024
     # Which idle revision leaves when room is needed.
     eviction: Literal["gdsf-d", "lru"] = "gdsf-d"
-    # Compute threads; 0 for as many as there are cores.
-    threads: int = 0
     # Loads at a time, how long one may take, and how much of it is copied between two steps while requests run.
     max_loads: int = 2
     load_timeout_s: float = 120.0
@@ -94,5 +94,5 @@ class ExecutorConfig:
             raise ValueError("budgets, sizes and counts must be at least 1")
         if self.max_step_tokens < self.max_rows:
             raise ValueError("max_step_tokens must hold one token of every row, so at least max_rows")
-        if self.threads < 0 or self.load_timeout_s <= 0:
-            raise ValueError("threads is not negative, load_timeout_s is above 0")
+        if self.load_timeout_s <= 0:
+            raise ValueError("load_timeout_s is above 0")

@@ -153,8 +153,7 @@ class Scheduler:
             self._grow(request, share, step)
 
     def _expire(self, now: float) -> None:
-        late = [r for r in self._by_id.values() if r.spec.deadline is not None and now >= r.spec.deadline]
-        for request in late:
+        for request in [r for r in self._by_id.values() if r.spec.deadline is not None and now >= r.spec.deadline]:
             self._finish(request, FinishReason.DEADLINE)
 
     def _grow(self, request: Request, count: int, step: _Step) -> None:

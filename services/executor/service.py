@@ -157,7 +157,7 @@ class ExecutorService:
                 max_context=config.model.max_context_tokens or None,
                 model_path=config.model.path,
                 cpu_products=config.model.cpu_products,
-                threads=config.threads,
+                threads=config.model.threads,
             )
         except (BaseModelError, ModelUnsupported, ValueError) as error:
             raise ConfigError(f"the base model cannot be served: {error}") from None

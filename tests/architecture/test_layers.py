@@ -100,6 +100,7 @@ PURE = (
 IMPURE = ("grpc", "torch", "time", "random", "secrets", "uuid", "os", "pathlib", "asyncio", "threading", "socket")
 
 MAX_MODULE, MAX_FUNCTION, MAX_CLASS = 400, 60, 300
+MAX_FIELDS = 25
 # name: why it may be larger
 LARGER: dict[str, str] = {}
 
@@ -159,6 +160,17 @@ def test_rooms_stay_small() -> None:
     over = [fault for fault in faults if fault[0] not in LARGER]
     assert not over, f"(name, lines, limit): {over}; split it, or list it in LARGER with the reason"
     assert set(LARGER) <= {fault[0] for fault in faults}, "an exception that is no longer needed"
+
+
+def test_configurations_stay_readable() -> None:
+    """A service's configuration has fewer than 25 fields; what belongs together is a group."""
+    found = {}
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if module.name.endswith(".config") and isinstance(node, ast.ClassDef):
+                found[f"{module.name}.{node.name}"] = sum(isinstance(part, ast.AnnAssign) for part in node.body)
+    assert "services.executor.config.ExecutorConfig" in found
+    assert not {name: count for name, count in found.items() if count >= MAX_FIELDS}
 
 
 def test_no_unpickler_is_reachable() -> None:

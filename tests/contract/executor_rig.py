@@ -315,7 +315,7 @@ def _config(tmp_path: Path, base_dir: Path, peer_port: int, **settings: Any) -> 
         "loader_address": f"127.0.0.1:{peer_port}",
         "kv_bytes": 1 << 20,
         "pool_bytes": 1 << 22,
-        "threads": 1,
+        "model": {"threads": 1},
         "life": {"drain_s": 2.0},
         "load_timeout_s": 20.0,
         **settings,

@@ -231,9 +231,11 @@ def _executor_config(plan: StackPlan, executor: ExecutorPlan, port: int) -> dict
         "base_dir": str(plan.base(executor.base).directory),
         "base_model": executor.base,
         "dtype": plan.dtype,
-        "model": {"dedicated": plan.dedicated},
-        # Executors that each took all cores would wait for one another in every step.
-        "threads": max(1, (os.cpu_count() or 1) // len(plan.executors)),
+        "model": {
+            "dedicated": plan.dedicated,
+            # Executors that each took all cores would wait for one another in every step.
+            "threads": max(1, (os.cpu_count() or 1) // len(plan.executors)),
+        },
         "tls": _tls(layout, executor.name),
         "trust_dir": str(layout.trust),
         "registry_address": f"{HOST}:{ports.registry}",
