@@ -78,7 +78,7 @@ def audit(
         if finding is None:
             finding, broken_link = _check(body, index=index, previous=previous)
             if broken_link is not None:
-                suspects = _Suspects(roots, index, body, named=broken_link)
+                suspects = _Suspects(roots, index, body, named=broken_link, previous=previous)
             hashed = merkle.leaf_hash(body)
             previous = hashed.hex()
             roots.append(hashed)
@@ -114,9 +114,11 @@ class _Suspects:
     before was edited), or all but the one in question (then the row with the broken name was).
     """
 
-    def __init__(self, roots: "_Roots", index: int, body: bytes, *, named: str) -> None:
+    def __init__(self, roots: "_Roots", index: int, body: bytes, *, named: str, previous: str) -> None:
         self._index = index
         self._last = body
+        # The last row's hash is named by nobody; with the right name put back, the root knows it.
+        self._repaired = body.replace(named.encode(), previous.encode())
         # The rows up to the one before `index`: that one by the name it is given, and as it was found.
         self._named, self._found = roots.before.copy(), roots.frontier.copy()
         self._named.append(bytes.fromhex(named))
@@ -126,6 +128,7 @@ class _Suspects:
             name = bytes.fromhex(parse_leaf(body).previous)
         except LeafError:
             name = b""
+        self._repaired = body
         self._named.append(name)
         self._found.append(name)
         self._last = body
@@ -133,7 +136,7 @@ class _Suspects:
     def finding(self, signed_root: str) -> Finding:
         index = self._index
         for frontier, edited in ((self._named, index - 1), (self._found, index)):
-            frontier.append(merkle.leaf_hash(self._last))
+            frontier.append(merkle.leaf_hash(self._last if edited < index else self._repaired))
             if frontier.root().hex() == signed_root:
                 return Finding(code="EDITED", index=edited, detail="the row is not what the log took in")
         detail = f"row {index} was written after another one; one of the two was edited, and others as well"
