@@ -47,6 +47,7 @@ PURE = (
     "services.shared.quotas",
     "services.shared.residency",
     "services.shared.sampling",
+    "services.shared.split",
     "services.shared.statements",
     "services.registry.catalog",
     "services.registry.lifecycle",
