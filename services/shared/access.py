@@ -72,6 +72,7 @@ POLICIES = MappingProxyType(
             "CountTokens": _policy("user", scope="generate"),
             "ListAdapters": _policy("user", scope="list"),
             "GetAdapter": _policy("user", scope="list"),
+            "ReportOutcome": _policy("user", scope="generate"),
         },
     )
     | _service(
@@ -138,7 +139,7 @@ POLICIES = MappingProxyType(
         "registry.v1.RolloutService",
         {
             **dict.fromkeys(("StartRollout", "GetRollout", "ListRollouts", "WatchRollout", "ControlRollout"), _ADMIN),
-            "ReportObservations": _ROUTER,
+            **dict.fromkeys(("ReportReadiness", "ReportProbe", "ReportObservations"), _ROUTER),
         },
     )
     | _service(
@@ -165,6 +166,7 @@ POLICIES = MappingProxyType(
         {
             "Execute": _ROUTER,
             "EnsureDevice": _ROUTER,
+            "Preload": _ROUTER,
             "Evict": _ROUTER,
             "Probe": _ROUTER,
             "State": _policy("admin", "peer", roles=("router", "loader")),

@@ -81,7 +81,41 @@ class RootItem:
     envelope: bytes
 
 
-Item = TenantItem | KeyItem | BaseItem | RevisionItem | AliasItem | RootItem
+@dataclass(frozen=True, slots=True)
+class PromptItem:
+    """A prompt of a rollout: text, or token ids where `text` is empty. Scored from its second token on."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutItem:
+    """A rollout. `state` is PRELOADING, PROBING, SHADOWING, SPLITTING, PAUSED, RETAINING or one that `ended`.
+
+    Shares are parts of ten thousand; conversations are asked in an order that `salt` decides. Prompts are there while
+    it is PROBING, the shadow's share while it is SHADOWING. `generation` rises with every move.
+    """
+
+    name: str
+    tenant: str
+    adapter: str
+    alias: str
+    salt: bytes
+    from_revision_id: str
+    to_revision_id: str
+    base_model: str
+    state: str
+    share_basis_points: int
+    step_index: int
+    shadow_basis_points: int
+    generation: int
+    ended: bool
+    golden_prompts: tuple[PromptItem, ...] = ()
+    eval_prompts: tuple[PromptItem, ...] = ()
+
+
+Item = TenantItem | KeyItem | BaseItem | RevisionItem | AliasItem | RootItem | RolloutItem
 
 
 @dataclass(slots=True)
@@ -95,11 +129,18 @@ class CatalogView:
     bases: dict[str, BaseItem] = field(default_factory=dict)
     revisions: dict[str, RevisionItem] = field(default_factory=dict)
     aliases: dict[tuple[str, str, str], AliasItem] = field(default_factory=dict)
+    # Running ones only, by (tenant, adapter, alias): an adapter has at most one.
+    rollouts: dict[tuple[str, str, str], RolloutItem] = field(default_factory=dict)
 
     def quota_of(self, tenant: str) -> Quota:
         """Returns a tenant's quotas; one that is not known has none."""
         owner = self.tenants.get(tenant)
         return owner.quota if owner is not None else NO_QUOTA
+
+    def held_by_rollouts(self, base_model: str) -> frozenset[str]:
+        """Returns the revisions of a base model that a running rollout needs, the old ones and the new ones."""
+        running = (item for item in self.rollouts.values() if item.base_model == base_model)
+        return frozenset(name for item in running for name in (item.from_revision_id, item.to_revision_id))
 
     def apply(self, items: Iterable[Item], *, epoch: int, synced: bool) -> list[RevisionItem]:
         """Takes a part of the catalog; returns the revisions that are newly REVOKED by it, or ACTIVE no longer."""
@@ -124,6 +165,8 @@ class CatalogView:
                         self.aliases[key] = item
                     else:
                         self.aliases.pop(key, None)
+                case RolloutItem():
+                    self._follow(item)
         self.epoch = max(self.epoch, epoch)
         self.synced = self.synced or synced
         return revoked
@@ -138,9 +181,17 @@ class CatalogView:
         ]
         if other.epoch < self.epoch:
             raise ValueError(f"the catalog went back from epoch {self.epoch} to {other.epoch}")
-        for name in ("epoch", "synced", "tenants", "keys", "bases", "revisions", "aliases"):
+        for name in ("epoch", "synced", "tenants", "keys", "bases", "revisions", "aliases", "rollouts"):
             setattr(self, name, getattr(other, name))
         return gone
+
+    def _follow(self, item: RolloutItem) -> None:
+        key = (item.tenant, item.adapter, item.alias)
+        if not item.ended:
+            self.rollouts[key] = item
+        elif key in self.rollouts and self.rollouts[key].name == item.name:
+            # The end of an earlier one says nothing about the one that runs now.
+            del self.rollouts[key]
 
 
 @runtime_checkable

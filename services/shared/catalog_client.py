@@ -9,8 +9,20 @@ import structlog
 from loraport.registry.v1 import catalog_service_pb2 as pb
 from loraport.registry.v1 import catalog_service_pb2_grpc as stubs
 from loraport.registry.v1.adapter_service_pb2 import Revision
+from loraport.registry.v1.rollout_service_pb2 import Rollout, RolloutPrompt
 from loraport.registry.v1.tenant_service_pb2 import TenantQuota
-from services.shared.catalog import AliasItem, BaseItem, CatalogView, Item, KeyItem, RevisionItem, RootItem, TenantItem
+from services.shared.catalog import (
+    AliasItem,
+    BaseItem,
+    CatalogView,
+    Item,
+    KeyItem,
+    PromptItem,
+    RevisionItem,
+    RolloutItem,
+    RootItem,
+    TenantItem,
+)
 from services.shared.quotas import NAMES, Quota
 
 log = structlog.get_logger()
@@ -56,8 +68,35 @@ def from_proto(item: pb.CatalogItem) -> Item | None:
             return AliasItem(alias.tenant, alias.adapter, alias.alias, alias.revision_id)
         case "trust_root":
             return RootItem(item.trust_root.version, item.trust_root.envelope)
+        case "rollout":
+            return _rollout(item.rollout)
         case _:
             return None
+
+
+def _rollout(message: pb.CatalogRollout) -> RolloutItem:
+    return RolloutItem(
+        name=message.name,
+        tenant=message.tenant,
+        adapter=message.adapter,
+        alias=message.alias,
+        salt=message.salt,
+        from_revision_id=message.from_revision_id,
+        to_revision_id=message.to_revision_id,
+        base_model=message.base_model,
+        state=Rollout.State.Name(message.state).removeprefix("STATE_"),
+        share_basis_points=message.share_basis_points,
+        step_index=message.step_index,
+        shadow_basis_points=message.shadow_basis_points,
+        generation=message.generation,
+        ended=message.ended,
+        golden_prompts=tuple(map(_prompt, message.golden_prompts)),
+        eval_prompts=tuple(map(_prompt, message.eval_prompts)),
+    )
+
+
+def _prompt(message: RolloutPrompt) -> PromptItem:
+    return PromptItem(message.text, tuple(message.token_ids.ids))
 
 
 class CatalogClient:

@@ -67,6 +67,7 @@ REASONS = MappingProxyType(
         "LEASE_NOT_FOUND": (Code.NOT_FOUND, "No such lease, or it was given back."),
         "LOAD_NOT_FOUND": (Code.NOT_FOUND, "Nothing of this revision is being loaded."),
         "ROLLOUT_NOT_FOUND": (Code.NOT_FOUND, "No such rollout."),
+        "REQUEST_NOT_FOUND": (Code.NOT_FOUND, "The caller's tenant made no such request here lately."),
         # what is there already
         "TENANT_EXISTS": (Code.ALREADY_EXISTS, "The tenant exists."),
         "SIGNER_EXISTS": (Code.ALREADY_EXISTS, "The signer's id or key is in use."),
@@ -79,7 +80,8 @@ REASONS = MappingProxyType(
         "BASE_MODEL_UNKNOWN": (Code.FAILED_PRECONDITION, "The manifest names a base model that is not registered."),
         "WRONG_BASE": (Code.FAILED_PRECONDITION, "The revision belongs to another base model."),
         "ALIAS_LIVE": (Code.FAILED_PRECONDITION, "The alias serves already; use a rollout, or now with a reason."),
-        "ROLLOUT_RUNNING": (Code.FAILED_PRECONDITION, "Another rollout of the adapter is running."),
+        "ROLLOUT_RUNNING": (Code.FAILED_PRECONDITION, "A rollout of the adapter is running; end it first."),
+        "QUORUM_MISSING": (Code.FAILED_PRECONDITION, "Too few executors have the new revision READY."),
         "CHECKPOINT_STALE": (Code.FAILED_PRECONDITION, "The registry's checkpoint is stale; nothing new is loaded."),
         "CHECKPOINT_ROLLBACK": (
             Code.FAILED_PRECONDITION,
@@ -102,6 +104,7 @@ REASONS = MappingProxyType(
         "STORAGE_FULL": (Code.RESOURCE_EXHAUSTED, "The store has no room left; nothing was kept."),
         "HOST_TIER_FULL": (Code.RESOURCE_EXHAUSTED, "The loader's host memory is held by others."),
         "POOL_TOO_SMALL": (Code.RESOURCE_EXHAUSTED, "The revision does not fit the executor's adapter pool."),
+        "PIN_BUDGET": (Code.RESOURCE_EXHAUSTED, "Rollouts hold as much of the adapter pool as they may."),
         "OVERLOADED": (Code.UNAVAILABLE, "The queue is full; retry after the stated delay."),
         "DRAINING": (Code.UNAVAILABLE, "The service is shutting down; retry elsewhere."),
         "MERGED_MODE": (Code.UNAVAILABLE, "The executor computes one revision in merged mode; retry elsewhere."),

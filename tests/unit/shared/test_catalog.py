@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from loraport.bundle.envelope import SigningKey
-from services.shared.catalog import AliasItem, CatalogView, RevisionItem, TenantItem, verified_record
+from services.shared.catalog import AliasItem, CatalogView, RevisionItem, RolloutItem, TenantItem, verified_record
 from services.shared.residency import Notice, Resident, decode, encode
 from services.shared.statements import Record, StatementError, seal
 
@@ -26,6 +26,24 @@ def test_items_replace_their_kind_and_key() -> None:
     assert view.aliases == {}
     assert view.epoch == 5, "an epoch never goes back"
     assert view.synced
+
+
+def test_the_end_of_an_earlier_rollout_leaves_the_running_one() -> None:
+    first = RolloutItem(
+        name="tenants/acme/adapters/bot/rollouts/r1", tenant="acme", adapter="bot", alias="prod", salt=b"s" * 16,
+        from_revision_id="old", to_revision_id="new", base_model="tiny", state="SPLITTING", share_basis_points=100,
+        step_index=0, shadow_basis_points=0, generation=4, ended=False,
+    )  # fmt: skip
+    ended = dataclasses.replace(first, state="ROLLED_BACK", ended=True)
+    second = dataclasses.replace(first, name="tenants/acme/adapters/bot/rollouts/r2", from_revision_id="older")
+    view = CatalogView()
+    view.apply([first], epoch=1, synced=True)
+    assert view.held_by_rollouts("tiny") == {"old", "new"}
+    assert view.held_by_rollouts("large") == frozenset()
+    view.apply([second, ended], epoch=2, synced=True)
+    assert view.rollouts["acme", "bot", "prod"] == second
+    view.apply([dataclasses.replace(second, ended=True)], epoch=3, synced=True)
+    assert (view.rollouts, view.held_by_rollouts("tiny")) == ({}, frozenset())
 
 
 def test_a_revocation_is_reported_once() -> None:

@@ -83,6 +83,24 @@ class EnsureDeviceResponse(_message.Message):
     stage: _types_pb2.StageReport
     def __init__(self, stage: _Optional[_Union[_types_pb2.StageReport, _Mapping]] = ...) -> None: ...
 
+class PreloadRequest(_message.Message):
+    __slots__ = ("ticket", "revision_id")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    revision_id: str
+    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ...) -> None: ...
+
+class PreloadResponse(_message.Message):
+    __slots__ = ("revision_id", "load_ms", "pinned")
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    load_ms: float
+    pinned: bool
+    def __init__(self, revision_id: _Optional[str] = ..., load_ms: _Optional[float] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
 class EvictRequest(_message.Message):
     __slots__ = ("revision_id",)
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -98,34 +116,38 @@ class EvictResponse(_message.Message):
     def __init__(self, evicted: _Optional[bool] = ..., lease_count: _Optional[int] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
-    __slots__ = ("ticket", "revision_id", "prompt_token_ids", "continuation_token_ids", "top_logprobs")
+    __slots__ = ("ticket", "revision_id", "prompt_token_ids", "continuation_token_ids", "top_logprobs", "reference")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
     revision_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     continuation_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: int
-    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., continuation_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    reference: bool
+    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., continuation_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ..., reference: _Optional[bool] = ...) -> None: ...
 
 class ProbeResponse(_message.Message):
-    __slots__ = ("logprobs", "revision_id", "base_id", "load_ms", "kernel_path", "usage")
+    __slots__ = ("logprobs", "revision_id", "base_id", "load_ms", "kernel_path", "usage", "reference_logprobs")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_ID_FIELD_NUMBER: _ClassVar[int]
     LOAD_MS_FIELD_NUMBER: _ClassVar[int]
     KERNEL_PATH_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]
     revision_id: str
     base_id: str
     load_ms: float
     kernel_path: str
     usage: _types_pb2.Usage
-    def __init__(self, logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ..., revision_id: _Optional[str] = ..., base_id: _Optional[str] = ..., load_ms: _Optional[float] = ..., kernel_path: _Optional[str] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ...) -> None: ...
+    reference_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ..., revision_id: _Optional[str] = ..., base_id: _Optional[str] = ..., load_ms: _Optional[float] = ..., kernel_path: _Optional[str] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., reference_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StateRequest(_message.Message):
     __slots__ = ()

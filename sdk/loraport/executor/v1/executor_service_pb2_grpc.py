@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class ExecutorServiceStub:
     """Runs requests in mixed batches and owns the device's adapter and key-value pools. Works on token ids only.
-    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute` and `Probe` need
-    a ticket signed by a router as well.
+    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute`,
+    `Probe` and `Preload` need a ticket signed by a router as well.
     """
 
     def __init__(self, channel):
@@ -46,6 +46,11 @@ class ExecutorServiceStub:
                 '/loraport.executor.v1.ExecutorService/EnsureDevice',
                 request_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.EnsureDeviceRequest.SerializeToString,
                 response_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.EnsureDeviceResponse.FromString,
+                _registered_method=True)
+        self.Preload = channel.unary_unary(
+                '/loraport.executor.v1.ExecutorService/Preload',
+                request_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.PreloadRequest.SerializeToString,
+                response_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.PreloadResponse.FromString,
                 _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/loraport.executor.v1.ExecutorService/Evict',
@@ -76,8 +81,8 @@ class ExecutorServiceStub:
 
 class ExecutorServiceServicer:
     """Runs requests in mixed batches and owns the device's adapter and key-value pools. Works on token ids only.
-    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute` and `Probe` need
-    a ticket signed by a router as well.
+    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute`,
+    `Probe` and `Preload` need a ticket signed by a router as well.
     """
 
     def Execute(self, request, context):
@@ -95,6 +100,15 @@ class ExecutorServiceServicer:
     def EnsureDevice(self, request, context):
         """Brings a revision to the device and streams the stages. Idempotent: a resident revision answers READY at
         once. Errors: as Execute.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Preload(self, request, context):
+        """Brings a revision to the device for a rollout and answers once it is READY there. It stays while the catalog shows a
+        rollout that needs it and the pins fit their share of the pool. Before: as Execute. Idempotent. Errors: as Execute;
+        `RESOURCE_EXHAUSTED` (`PIN_BUDGET`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +171,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     request_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.EnsureDeviceRequest.FromString,
                     response_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.EnsureDeviceResponse.SerializeToString,
             ),
+            'Preload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Preload,
+                    request_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.PreloadRequest.FromString,
+                    response_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.PreloadResponse.SerializeToString,
+            ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
                     request_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.EvictRequest.FromString,
@@ -192,8 +211,8 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ExecutorService:
     """Runs requests in mixed batches and owns the device's adapter and key-value pools. Works on token ids only.
-    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute` and `Probe` need
-    a ticket signed by a router as well.
+    Every call needs the identity of a peer, `State` and `Drain` that of a peer or an operator; `Execute`,
+    `Probe` and `Preload` need a ticket signed by a router as well.
     """
 
     @staticmethod
@@ -240,6 +259,33 @@ class ExecutorService:
             '/loraport.executor.v1.ExecutorService/EnsureDevice',
             loraport_dot_executor_dot_v1_dot_executor__service__pb2.EnsureDeviceRequest.SerializeToString,
             loraport_dot_executor_dot_v1_dot_executor__service__pb2.EnsureDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Preload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.executor.v1.ExecutorService/Preload',
+            loraport_dot_executor_dot_v1_dot_executor__service__pb2.PreloadRequest.SerializeToString,
+            loraport_dot_executor_dot_v1_dot_executor__service__pb2.PreloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from loraport.registry.v1 import adapter_service_pb2 as _adapter_service_pb2
+from loraport.registry.v1 import rollout_service_pb2 as _rollout_service_pb2
 from loraport.registry.v1 import tenant_service_pb2 as _tenant_service_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -30,20 +31,22 @@ class WatchResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[CatalogItem, _Mapping]]] = ..., synced: _Optional[bool] = ..., checkpoint: _Optional[bytes] = ...) -> None: ...
 
 class CatalogItem(_message.Message):
-    __slots__ = ("tenant", "key", "base_model", "revision", "alias", "trust_root")
+    __slots__ = ("tenant", "key", "base_model", "revision", "alias", "trust_root", "rollout")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     TRUST_ROOT_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     tenant: CatalogTenant
     key: CatalogKey
     base_model: CatalogBaseModel
     revision: CatalogRevision
     alias: CatalogAlias
     trust_root: CatalogTrustRoot
-    def __init__(self, tenant: _Optional[_Union[CatalogTenant, _Mapping]] = ..., key: _Optional[_Union[CatalogKey, _Mapping]] = ..., base_model: _Optional[_Union[CatalogBaseModel, _Mapping]] = ..., revision: _Optional[_Union[CatalogRevision, _Mapping]] = ..., alias: _Optional[_Union[CatalogAlias, _Mapping]] = ..., trust_root: _Optional[_Union[CatalogTrustRoot, _Mapping]] = ...) -> None: ...
+    rollout: CatalogRollout
+    def __init__(self, tenant: _Optional[_Union[CatalogTenant, _Mapping]] = ..., key: _Optional[_Union[CatalogKey, _Mapping]] = ..., base_model: _Optional[_Union[CatalogBaseModel, _Mapping]] = ..., revision: _Optional[_Union[CatalogRevision, _Mapping]] = ..., alias: _Optional[_Union[CatalogAlias, _Mapping]] = ..., trust_root: _Optional[_Union[CatalogTrustRoot, _Mapping]] = ..., rollout: _Optional[_Union[CatalogRollout, _Mapping]] = ...) -> None: ...
 
 class CatalogTenant(_message.Message):
     __slots__ = ("tenant", "weight", "base_allowed", "quota")
@@ -120,6 +123,42 @@ class CatalogAlias(_message.Message):
     alias: str
     revision_id: str
     def __init__(self, tenant: _Optional[str] = ..., adapter: _Optional[str] = ..., alias: _Optional[str] = ..., revision_id: _Optional[str] = ...) -> None: ...
+
+class CatalogRollout(_message.Message):
+    __slots__ = ("name", "tenant", "adapter", "alias", "salt", "from_revision_id", "to_revision_id", "base_model", "state", "share_basis_points", "step_index", "golden_prompts", "eval_prompts", "shadow_basis_points", "generation", "ended")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    FROM_REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_BASIS_POINTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    GOLDEN_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    EVAL_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_BASIS_POINTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tenant: str
+    adapter: str
+    alias: str
+    salt: bytes
+    from_revision_id: str
+    to_revision_id: str
+    base_model: str
+    state: _rollout_service_pb2.Rollout.State
+    share_basis_points: int
+    step_index: int
+    golden_prompts: _containers.RepeatedCompositeFieldContainer[_rollout_service_pb2.RolloutPrompt]
+    eval_prompts: _containers.RepeatedCompositeFieldContainer[_rollout_service_pb2.RolloutPrompt]
+    shadow_basis_points: int
+    generation: int
+    ended: bool
+    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., adapter: _Optional[str] = ..., alias: _Optional[str] = ..., salt: _Optional[bytes] = ..., from_revision_id: _Optional[str] = ..., to_revision_id: _Optional[str] = ..., base_model: _Optional[str] = ..., state: _Optional[_Union[_rollout_service_pb2.Rollout.State, str]] = ..., share_basis_points: _Optional[int] = ..., step_index: _Optional[int] = ..., golden_prompts: _Optional[_Iterable[_Union[_rollout_service_pb2.RolloutPrompt, _Mapping]]] = ..., eval_prompts: _Optional[_Iterable[_Union[_rollout_service_pb2.RolloutPrompt, _Mapping]]] = ..., shadow_basis_points: _Optional[int] = ..., generation: _Optional[int] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class CatalogTrustRoot(_message.Message):
     __slots__ = ("version", "envelope")

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class RolloutServiceStub:
-    """Moves an alias from one revision to another in steps, each judged. Admin identity only.
+    """Moves an alias from one revision to another in steps, each judged. The registry decides and writes down; routers see
+    running rollouts in the catalog, load, probe, split the traffic and report. Admin identity, except where the peer is
+    named.
     """
 
     def __init__(self, channel):
@@ -60,6 +62,16 @@ class RolloutServiceStub:
                 request_serializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ControlRolloutRequest.SerializeToString,
                 response_deserializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.Rollout.FromString,
                 _registered_method=True)
+        self.ReportReadiness = channel.unary_unary(
+                '/loraport.registry.v1.RolloutService/ReportReadiness',
+                request_serializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportReadinessRequest.SerializeToString,
+                response_deserializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportReadinessResponse.FromString,
+                _registered_method=True)
+        self.ReportProbe = channel.unary_unary(
+                '/loraport.registry.v1.RolloutService/ReportProbe',
+                request_serializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportProbeRequest.SerializeToString,
+                response_deserializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportProbeResponse.FromString,
+                _registered_method=True)
         self.ReportObservations = channel.unary_unary(
                 '/loraport.registry.v1.RolloutService/ReportObservations',
                 request_serializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportObservationsRequest.SerializeToString,
@@ -68,13 +80,17 @@ class RolloutServiceStub:
 
 
 class RolloutServiceServicer:
-    """Moves an alias from one revision to another in steps, each judged. Admin identity only.
+    """Moves an alias from one revision to another in steps, each judged. The registry decides and writes down; routers see
+    running rollouts in the catalog, load, probe, split the traffic and report. Admin identity, except where the peer is
+    named.
     """
 
     def StartRollout(self, request, context):
-        """Starts a rollout. Before: both revisions are ACTIVE and of one base model; no other rollout of the adapter
-        runs. Idempotent when `request_id` is set. Errors: `FAILED_PRECONDITION` (`REVISION_NOT_ACTIVE`,
-        `ROLLOUT_RUNNING`, `WRONG_BASE`); `NOT_FOUND` (`ADAPTER_NOT_FOUND`).
+        """Starts a rollout. Before: both revisions are ACTIVE, of this adapter and of one base model; no other rollout of the
+        adapter runs. After: it is PRELOADING and the alias still points to the old revision. Idempotent when `request_id`
+        is set. Errors: `INVALID_ARGUMENT` (`INVALID_REQUEST`, every fault listed; `INVALID_NAME`); `NOT_FOUND`
+        (`ADAPTER_NOT_FOUND`, `ALIAS_NOT_FOUND`, `REVISION_NOT_FOUND`); `FAILED_PRECONDITION` (`REVISION_NOT_ACTIVE`,
+        `ROLLOUT_RUNNING`, `WRONG_BASE`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,14 +104,16 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRollouts(self, request, context):
-        """Lists rollouts of an adapter, newest first. Idempotent. Errors: `NOT_FOUND` (`ADAPTER_NOT_FOUND`).
+        """Lists rollouts of an adapter, newest first; with the parent `tenants/-` those of everybody. Idempotent. Errors:
+        `NOT_FOUND` (`ADAPTER_NOT_FOUND`); `INVALID_ARGUMENT` (`INVALID_PAGE_TOKEN`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRollout(self, request, context):
-        """Streams a rollout: its full state first, then every change. Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`).
+        """Streams a rollout: its full state first, then every change, of the statistics at most once a second. Ends after the
+        message in which the rollout has ended. Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,15 +121,33 @@ class RolloutServiceServicer:
 
     def ControlRollout(self, request, context):
         """Moves a rollout by hand. Idempotent for a state already reached. Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`);
-        `FAILED_PRECONDITION` (`INVALID_STATE`); `ABORTED` (`STALE_ETAG`).
+        `FAILED_PRECONDITION` (`INVALID_STATE`, `QUORUM_MISSING`, `REVISION_NOT_ACTIVE`); `ABORTED` (`STALE_ETAG`);
+        `INVALID_ARGUMENT` (`INVALID_REQUEST`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportReadiness(self, request, context):
+        """Takes a router's word on whether an executor has the new revision on its device. The newest word on an executor
+        counts. Peer identity `router`. Idempotent; without effect once the rollout has ended. Errors: `NOT_FOUND`
+        (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`INVALID_REQUEST`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportProbe(self, request, context):
+        """Takes the result of probing one executor. The newest word on an executor counts. Peer identity `router`.
+        Idempotent; without effect once the rollout has ended. Errors: as ReportReadiness.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportObservations(self, request, context):
-        """Takes routers' observations of both arms. Peer identity `router`. Idempotent by (router, sequence).
-        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`).
+        """Takes a router's observations of the arms. Peer identity `router`. Idempotent by (router, start time, sequence);
+        without effect once the rollout has ended. Errors: as ReportReadiness.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +181,16 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ControlRolloutRequest.FromString,
                     response_serializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.Rollout.SerializeToString,
             ),
+            'ReportReadiness': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportReadiness,
+                    request_deserializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportReadinessRequest.FromString,
+                    response_serializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportReadinessResponse.SerializeToString,
+            ),
+            'ReportProbe': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportProbe,
+                    request_deserializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportProbeRequest.FromString,
+                    response_serializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportProbeResponse.SerializeToString,
+            ),
             'ReportObservations': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportObservations,
                     request_deserializer=loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportObservationsRequest.FromString,
@@ -159,7 +205,9 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService:
-    """Moves an alias from one revision to another in steps, each judged. Admin identity only.
+    """Moves an alias from one revision to another in steps, each judged. The registry decides and writes down; routers see
+    running rollouts in the catalog, load, probe, split the traffic and report. Admin identity, except where the peer is
+    named.
     """
 
     @staticmethod
@@ -287,6 +335,60 @@ class RolloutService:
             '/loraport.registry.v1.RolloutService/ControlRollout',
             loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ControlRolloutRequest.SerializeToString,
             loraport_dot_registry_dot_v1_dot_rollout__service__pb2.Rollout.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportReadiness(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.registry.v1.RolloutService/ReportReadiness',
+            loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportReadinessRequest.SerializeToString,
+            loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportReadinessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportProbe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.registry.v1.RolloutService/ReportProbe',
+            loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportProbeRequest.SerializeToString,
+            loraport_dot_registry_dot_v1_dot_rollout__service__pb2.ReportProbeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,6 +4,7 @@ from google.api import field_behavior_pb2 as _field_behavior_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from loraport.types.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -211,3 +212,23 @@ class GetAdapterRequest(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ReportOutcomeRequest(_message.Message):
+    __slots__ = ("request_id", "outcome")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[ReportOutcomeRequest.Outcome]
+        OUTCOME_ACCEPTED: _ClassVar[ReportOutcomeRequest.Outcome]
+        OUTCOME_REJECTED: _ClassVar[ReportOutcomeRequest.Outcome]
+    OUTCOME_UNSPECIFIED: ReportOutcomeRequest.Outcome
+    OUTCOME_ACCEPTED: ReportOutcomeRequest.Outcome
+    OUTCOME_REJECTED: ReportOutcomeRequest.Outcome
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    outcome: ReportOutcomeRequest.Outcome
+    def __init__(self, request_id: _Optional[str] = ..., outcome: _Optional[_Union[ReportOutcomeRequest.Outcome, str]] = ...) -> None: ...
+
+class ReportOutcomeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -62,6 +62,11 @@ class InferenceServiceStub:
                 request_serializer=loraport_dot_router_dot_v1_dot_inference__service__pb2.GetAdapterRequest.SerializeToString,
                 response_deserializer=loraport_dot_router_dot_v1_dot_inference__service__pb2.Adapter.FromString,
                 _registered_method=True)
+        self.ReportOutcome = channel.unary_unary(
+                '/loraport.router.v1.InferenceService/ReportOutcome',
+                request_serializer=loraport_dot_router_dot_v1_dot_inference__service__pb2.ReportOutcomeRequest.SerializeToString,
+                response_deserializer=loraport_dot_router_dot_v1_dot_inference__service__pb2.ReportOutcomeResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -116,6 +121,16 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportOutcome(self, request, context):
+        """Says whether an answer was of use. Before: the caller's tenant made that request lately, at this router. After: it
+        counts in a rollout that the answer was part of. Idempotent: the first word on an answer counts. Errors:
+        `UNAUTHENTICATED` (`INVALID_CREDENTIAL`); `NOT_FOUND` (`REQUEST_NOT_FOUND`, for a foreign request just the same);
+        `INVALID_ARGUMENT` (`INVALID_REQUEST`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +158,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetAdapter,
                     request_deserializer=loraport_dot_router_dot_v1_dot_inference__service__pb2.GetAdapterRequest.FromString,
                     response_serializer=loraport_dot_router_dot_v1_dot_inference__service__pb2.Adapter.SerializeToString,
+            ),
+            'ReportOutcome': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportOutcome,
+                    request_deserializer=loraport_dot_router_dot_v1_dot_inference__service__pb2.ReportOutcomeRequest.FromString,
+                    response_serializer=loraport_dot_router_dot_v1_dot_inference__service__pb2.ReportOutcomeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -283,6 +303,33 @@ class InferenceService:
             '/loraport.router.v1.InferenceService/GetAdapter',
             loraport_dot_router_dot_v1_dot_inference__service__pb2.GetAdapterRequest.SerializeToString,
             loraport_dot_router_dot_v1_dot_inference__service__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportOutcome(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.router.v1.InferenceService/ReportOutcome',
+            loraport_dot_router_dot_v1_dot_inference__service__pb2.ReportOutcomeRequest.SerializeToString,
+            loraport_dot_router_dot_v1_dot_inference__service__pb2.ReportOutcomeResponse.FromString,
             options,
             channel_credentials,
             insecure,
