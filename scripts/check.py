@@ -19,6 +19,7 @@ TYPED = (
     "services/shared",
     "services/registry/catalog.py",
     "services/registry/lifecycle.py",
+    "services/registry/rollout",
     "services/loader/disk_tier.py",
     "services/loader/fetch",
     "services/loader/host_tier.py",

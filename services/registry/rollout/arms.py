@@ -1,0 +1,122 @@
+"""What is kept of the requests of a rollout: sums for each step and arm, no request by itself. Pure."""
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from services.registry.rollout.sequences import Failures, Moments
+
+Arm = Literal["new", "control", "old"]
+ARMS: tuple[Arm, ...] = ("new", "control", "old")
+SHADOW_STEP = -1
+NON_FINITE = "NON_FINITE_LOGITS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One ended request. Times are milliseconds, 0 when there is none."""
+
+    arm: Arm
+    first_token_ms: float
+    per_token_ms: float
+    ok: bool
+    error_reason: str = ""
+    output_tokens: int = 0
+    repetition: float = 0.0
+    cold: bool = False
+
+
+@dataclass(slots=True)
+class ArmStats:
+    """Sums over the requests of an arm. Times are logarithms of milliseconds, lengths of 1 + tokens."""
+
+    requests: int = 0
+    errors: int = 0
+    nonfinite: int = 0
+    empty: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    tokens: int = 0
+    first_token: Moments = field(default_factory=Moments)
+    per_token: Moments = field(default_factory=Moments)
+    length: Moments = field(default_factory=Moments)
+    repetition: Moments = field(default_factory=Moments)
+
+    def take(self, seen: Observation) -> None:
+        """Takes a request. The first ones after a load say nothing about how fast the revision is."""
+        self.requests += 1
+        if not seen.ok:
+            self.errors += 1
+            self.nonfinite += seen.error_reason == NON_FINITE
+            return
+        self.empty += seen.output_tokens == 0
+        self.tokens += seen.output_tokens
+        self.length.add(math.log1p(seen.output_tokens))
+        self.repetition.add(seen.repetition)
+        if not seen.cold and seen.first_token_ms > 0:
+            self.first_token.add(math.log(seen.first_token_ms))
+        if not seen.cold and seen.per_token_ms > 0:
+            self.per_token.add(math.log(seen.per_token_ms))
+
+    @property
+    def answered(self) -> int:
+        """Requests that ended well."""
+        return self.requests - self.errors
+
+    def failures(self, kind: str) -> Failures:
+        """Returns how many failed in the way of `kind`: `errors`, `empty` or `rejected`."""
+        if kind == "errors":
+            return Failures(self.errors, self.requests)
+        if kind == "empty":
+            return Failures(self.empty, self.answered)
+        return Failures(self.rejected, self.accepted + self.rejected)
+
+    def merged(self, other: "ArmStats") -> "ArmStats":
+        """Returns the sums of both."""
+        result = ArmStats()
+        for item in fields(ArmStats):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if isinstance(mine, Moments):
+                into = getattr(result, item.name)
+                into.merge(mine)
+                into.merge(theirs)
+            else:
+                setattr(result, item.name, mine + theirs)
+        return result
+
+
+NOTHING = ArmStats()
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What was seen in one step; nobody changes it."""
+
+    arms: dict[Arm, ArmStats] = field(default_factory=dict)
+
+    def arm(self, name: Arm) -> ArmStats:
+        """Returns an arm; one that nothing was seen of is empty."""
+        return self.arms.get(name, NOTHING)
+
+    @property
+    def baseline(self) -> ArmStats:
+        """Everything that the old revision answered meanwhile: whether it fails does not depend on being warm."""
+        return self.arm("control").merged(self.arm("old"))
+
+
+def to_json(stats: ArmStats) -> dict[str, Any]:
+    """Returns the sums as JSON values."""
+    return {
+        item.name: [value.count, value.mean, value.squares]
+        if isinstance(value := getattr(stats, item.name), Moments)
+        else value
+        for item in fields(ArmStats)
+    }
+
+
+def from_json(values: dict[str, Any]) -> ArmStats:
+    """Returns what `to_json` wrote."""
+    stats = ArmStats()
+    for name, value in values.items():
+        setattr(stats, name, Moments(*value) if isinstance(value, list) else value)
+    return stats

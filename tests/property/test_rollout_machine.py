@@ -1,0 +1,160 @@
+"""Laws of a rollout, under every order of evidence, time and hands."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.registry.rollout.arms import ArmStats, StepStats
+from services.registry.rollout.control import Action, control
+from services.registry.rollout.machine import Evidence, Executor, Move, Position, Probe, decide
+from services.registry.rollout.sequences import Moments
+from services.registry.rollout.settings import WHOLE, Gates, Prompt, Settings
+from services.registry.rollout.states import ENDED, INITIAL, TABLE, Event, State
+from services.shared.errors import LoraportError
+
+SETTINGS = st.builds(
+    Settings,
+    steps=st.sampled_from([(100, 500, 2500, 5000, WHOLE), (WHOLE,), (5000, WHOLE)]),
+    min_samples=st.sampled_from([0, 20, 200]),
+    min_step_s=st.just(10.0),
+    retention_s=st.just(60.0),
+    quorum=st.integers(0, 3),
+    shadow=st.sampled_from([0, 100]),
+    golden=st.sampled_from([(), (Prompt("hello"),)]),
+    gates=st.just(Gates(max_samples=1000)),
+)
+
+
+def arm(count: int, *, ms: float, errors: int = 0, tokens: float = 50.0) -> ArmStats:
+    good = count - errors
+    times = Moments(good, ms, 0.04 * max(0, good - 1))
+    lengths = Moments(good, tokens, 0.1 * max(0, good - 1))
+    return ArmStats(requests=count, errors=errors, first_token=times, per_token=replace(times), length=lengths)
+
+
+ARM = st.builds(
+    arm,
+    st.integers(0, 1200),
+    ms=st.sampled_from([3.0, 3.02, 3.5]),
+    tokens=st.sampled_from([3.9, 5.5]),
+)
+STEP = st.builds(lambda new, control, old: StepStats({"new": new, "control": control, "old": old}), ARM, ARM, ARM)
+EXECUTOR = st.builds(
+    Executor,
+    name=st.sampled_from("abc"),
+    ready=st.booleans(),
+    failure=st.sampled_from(["", "PIN_BUDGET", "DIGEST_MISMATCH", "LOADER_UNAVAILABLE"]),
+    probe=st.none()
+    | st.builds(
+        Probe,
+        mean_difference=st.sampled_from([0.0, 0.5, float("nan")]),
+        max_difference=st.just(0.1),
+        failure=st.sampled_from(["", "OVERLOADED"]),
+    ),
+)
+EVIDENCE = st.builds(
+    Evidence,
+    executors=st.lists(EXECUTOR, unique_by=lambda item: item.name).map(tuple),
+    serving=st.sets(st.sampled_from("abc")).map(frozenset),
+    steps=st.dictionaries(st.integers(-1, 4), STEP),
+)
+HANDS = st.none() | st.tuples(st.sampled_from(Action), st.sampled_from(["", "because"]))
+WALK = st.lists(st.tuples(EVIDENCE, st.integers(0, 120), HANDS), max_size=14)
+
+
+def walk(
+    settings: Settings, steps: list[tuple[Evidence, int, tuple[Action, str] | None]]
+) -> list[tuple[Position, Move]]:
+    """Every move, with the position before it."""
+    position, now, moves = Position(state=INITIAL, entered_us=0), 0, []
+    for evidence, seconds, hands in steps:
+        now += seconds * 1_000_000
+        try:
+            move = (
+                control(position, settings, evidence, hands[0], reason=hands[1], now_us=now)
+                if hands
+                else decide(position, settings, evidence, now_us=now)
+            )
+        except LoraportError as error:
+            if error.reason not in ("INVALID_STATE", "INVALID_REQUEST", "QUORUM_MISSING"):
+                raise
+            move = None
+        if move is not None:
+            moves.append((position, move))
+            position = move.position
+    return moves
+
+
+@given(SETTINGS, WALK)
+def test_the_alias_moves_once_forth_and_at_most_once_back(settings: Settings, steps: list) -> None:
+    pointing = [(move.event, move.pointing) for _, move in walk(settings, steps) if move.pointing]
+    assert pointing in (
+        [],
+        [(Event.FLIP, "new")],
+        [(Event.FLIP, "new"), (Event.ROLLBACK, "old")],
+    )
+
+
+@given(SETTINGS, WALK)
+def test_the_share_grows_step_by_step_and_falls_only_to_nothing(settings: Settings, steps: list) -> None:
+    for before, move in walk(settings, steps):
+        old, new = before.share(settings), move.position.share(settings)
+        if new < old:
+            assert new == 0
+            assert move.position.ended
+        if new > old:
+            shares = [0, *settings.steps]
+            assert new == shares[shares.index(old) + 1]
+
+
+@given(SETTINGS, WALK)
+def test_nothing_is_split_before_a_quorum_and_a_good_probe(settings: Settings, steps: list) -> None:
+    moves = walk(settings, steps)
+    by_hand = any(hands and hands[0] is Action.ADVANCE for _, _, hands in steps)
+    if any(move.position.share(settings) for _, move in moves) and not by_hand:
+        seen = [move.position.state for _, move in moves]
+        assert (State.PROBING in seen) == settings.probes
+        assert any(len(evidence.ready) >= evidence.needed(settings) for evidence, _, _ in steps)
+
+
+@given(SETTINGS, WALK)
+def test_an_end_is_final(settings: Settings, steps: list) -> None:
+    moves = walk(settings, steps)
+    assert all(not before.ended for before, _ in moves)
+    for _, move in moves:
+        assert move.position.ended == (move.position.state in ENDED)
+
+
+@given(SETTINGS, EVIDENCE, st.sampled_from(sorted(TABLE)), st.integers(0, 4))
+def test_rollback_by_hand_is_always_possible_before_the_end(
+    settings: Settings, evidence: Evidence, pair: tuple[State, Event], step: int
+) -> None:
+    state = pair[0]
+    held = State.SPLITTING if state is State.PAUSED else None
+    position = Position(state=state, held=held, step=min(step, len(settings.steps) - 1), entered_us=0)
+    move = control(position, settings, evidence, Action.ROLLBACK, reason="because", now_us=1)
+    assert move is not None
+    assert move.position.state is State.ROLLED_BACK
+    assert move.position.share(settings) == 0
+    assert move.pointing == ("old" if state is State.RETAINING else "")
+
+
+@given(SETTINGS, EVIDENCE, st.integers(0, 10**9))
+def test_a_decision_is_a_function_of_what_is_written(settings: Settings, evidence: Evidence, now: int) -> None:
+    position = Position(state=State.SPLITTING, entered_us=0)
+    first = decide(position, settings, evidence, now_us=now)
+    assert first == decide(position, settings, evidence, now_us=now)
+
+
+def test_every_state_can_be_reached() -> None:
+    reached = {INITIAL}
+    for _ in State:
+        reached |= {to for (state, _), to in TABLE.items() if state in reached}
+    assert reached == set(State)
+
+
+@pytest.mark.parametrize("state", sorted(ENDED))
+def test_nothing_leads_out_of_an_end(state: State) -> None:
+    assert not [pair for pair in TABLE if pair[0] is state]
