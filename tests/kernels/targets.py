@@ -1,7 +1,8 @@
 """Compiles the Triton kernels for real GPUs on a machine that has none, and says what each takes of the chip.
 
-`python -m tests.kernels.targets [--all]` prints one JSON line per kernel and exits 1 when one does not compile, spills
-registers, or takes more shared memory than its chip has. It needs Triton, and no driver: the assembler comes with it.
+`python -m tests.kernels.targets [--all] [--only WORDS]` prints one JSON line per kernel and exits 1 when one does not
+compile, spills registers, or takes more shared memory than its chip has. It needs Triton, and no driver: the assembler
+comes with it.
 """
 
 from __future__ import annotations
@@ -163,10 +164,12 @@ def run_all(todo: list[Job], *, workers: int) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="every shape, not only those that differ most")
+    parser.add_argument("--only", default="", metavar="WORDS", help='kernels whose name has these words: "bf16 sm_90"')
     options = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)
     started = time.monotonic()
-    results = run_all(jobs(everything=options.all, targets=backends()), workers=min(2, os.cpu_count() or 1))
+    todo = [job for job in jobs(everything=options.all, targets=backends()) if options.only in job.name]
+    results = run_all(todo, workers=min(2, os.cpu_count() or 1))
     for result in results:
         print(json.dumps(result))
     bad = [r for r in results if r["fault"]]

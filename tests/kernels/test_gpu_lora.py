@@ -129,7 +129,7 @@ def on_kernels(world: World) -> None:
 
     def bound_of(revision: str) -> Resident:
         here = pool._bound[revision]
-        return Resident(here.pages, {name: len(part.rows) for name, part in here.groups.items()})
+        return here.resident
 
     assert bound == {}
     pool.arrange = arrange_on_kernels

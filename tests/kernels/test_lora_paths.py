@@ -25,7 +25,7 @@ def make_staged(group: GroupSpec, name: str, rank: int, seed: int) -> Staged:
         torch.randn(group.layers, rank, len(group.out_features), group.in_features, generator=g)
         * group.in_features**-0.5
     )
-    b = tuple(torch.randn(group.layers, rank, out, generator=g) for out in group.out_features)
+    b = torch.cat([torch.randn(group.layers, rank, out, generator=g) for out in group.out_features], dim=2)
     scale = torch.rand(group.layers, 1, len(group.out_features), generator=g).repeat(1, rank, 1) + 0.5
     return Staged(name, rank, 0, {group.name: StagedGroup(rank, a, b, scale)})
 

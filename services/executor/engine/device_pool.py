@@ -4,6 +4,9 @@ Layout per group: a [layers, pages * page_rows, subs, in]; b [layers, pages * pa
 after the other. An adapter's rank row i lives in pool row pages[i // page_rows] * page_rows + i % page_rows of every
 group. Steps read the rows there; nothing is copied for them.
 
+On a CPU the rows are float32 and torch's own paths read them (`lora_linear.py`); on a GPU they have the base's dtype
+and the kernels read them (`gpu_lora.py`), in the same layout. Bytes come over a link (`device_link.py`).
+
 Pages are zeroed when they are freed. With `poison` they are filled with NaN instead and zeroed when they are given
 out, so that a test sees any read of a page without an owner.
 """
@@ -12,20 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from services.executor.engine.device_link import CpuLink, DeviceLink
 from services.executor.engine.staging import Staged
 from services.executor.kernels.layout import GroupSpec, RowLayout, page_rows
 from services.executor.kernels.shrink_expand import Bank
-from services.executor.model.lora_linear import EmbeddingAdapter, GroupAdapter, LoraBatch, base_batch, make_batch
+from services.executor.kernels.work import Resident
+from services.executor.model.interface import Adapters
+from services.executor.model.kernel_batch import KernelBatch, KernelStep
+from services.executor.model.lora_linear import (
+    EmbeddingAdapter,
+    GroupAdapter,
+    LoraBatch,
+    base_batch,
+    embedded_rows,
+    make_batch,
+)
 
 # What adapters are kept and computed in on a CPU, whatever the base's dtype: nothing of a published number is lost, and
 # no CPU path is faster in another.
 POOL_DTYPE = torch.float32
-
-# Written at a time: an output head's rows of rank 256 are 50 MB on a vocabulary of 49,000, too much between two steps.
-PIECE_BYTES = 1 << 20
 
 # Steps whose arrangement is kept: decoding repeats the last one, and its head's, until a row joins or leaves.
 _KEPT_BATCHES = 4
@@ -36,11 +48,18 @@ def page_bytes(groups: Sequence[GroupSpec], *, rows_per_page: int, dtype: torch.
     return sum(g.values_per_rank for g in groups if g.kind == "linear") * rows_per_page * dtype.itemsize
 
 
+class StepKernels(Protocol):
+    """What computes a step's adapters on a GPU: `gpu_lora.GpuLora`."""
+
+    def arrange(self, layout: RowLayout, residents: Sequence[Resident]) -> KernelStep:
+        """Return the step; `residents[i]` is adapter i of the layout."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Bound:
     """A revision on its pages. `generation` differs for every load, so no arrangement outlives what it was made of."""
 
-    pages: tuple[int, ...]
+    resident: Resident
     groups: Mapping[str, GroupAdapter]
     embedding: EmbeddingAdapter | None
     generation: int
@@ -56,14 +75,18 @@ class DevicePool:
         page_count: int,
         rows_per_page: int,
         dtype: torch.dtype = POOL_DTYPE,
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
+        link: DeviceLink | None = None,
         poison: bool = False,
     ) -> None:
         self._all_groups = tuple(groups)
         self.groups = tuple(g for g in groups if g.kind == "linear")
         self.rows_per_page = rows_per_page
         self._poison = poison
-        self._device_type = torch.device(device).type
+        self._device = torch.device(device)
+        self._link = link or CpuLink()
+        self._landing: set[int] = set()  # pages that copies may still be writing to
+        self.kernels: StepKernels | None = None
         self._generation = 0
         self._bound: dict[str, _Bound] = {}
         self._batches: dict[tuple[RowLayout, tuple[int, ...]], LoraBatch] = {}
@@ -100,43 +123,52 @@ class DevicePool:
         if not pages:
             return
         gone = set(pages)
-        self._bound = {k: b for k, b in self._bound.items() if not gone.intersection(b.pages)}
+        if gone & self._landing:  # A load was stopped on its way.
+            self._link.before_steps()
+            self._landing -= gone
+        self._bound = {k: b for k, b in self._bound.items() if not gone.intersection(b.resident.pages)}
         self._batches.clear()
         self._fill(pages, float("nan") if self._poison else 0.0)
 
     def write(self, staged: Staged, pages: Sequence[int]) -> Iterator[int]:
-        """Copy a staged revision to its pages, up to PIECE_BYTES of one layer of one group at a time; yields the bytes.
+        """Copy a staged revision to its pages, a piece of one group at a time; yields each piece's bytes.
 
         The caller may stop between yields to run a step: pages of a revision that is not bound are read by nobody.
+        A yield of 0 says that copies are on their way and there is nothing to do meanwhile. At the end all have landed.
         """
+        self._landing.update(pages)
+        self._link.after_steps()
         for group in self.groups:
             part = staged.groups.get(group.name)
             if part is None:
                 continue
             bank = self.banks[group.name]
-            rows = torch.tensor(page_rows(pages, rank=part.rank, rows_per_page=self.rows_per_page))
-            bank.scale.index_copy_(1, rows, part.scale)
-            row_bytes = part.a[0, 0].nbytes + sum(b[0, 0].nbytes for b in part.b)
-            many = max(1, PIECE_BYTES // row_bytes)
-            for layer in range(group.layers):
-                for first in range(0, part.rank, many):
-                    some, to = slice(first, first + many), rows[first : first + many]
-                    bank.a[layer].index_copy_(0, to, part.a[layer, some])
-                    for target, source in zip(bank.b[layer].split(bank.widths, dim=1), part.b, strict=True):
-                        target.index_copy_(0, to, source[layer, some])
-                    yield len(to) * row_bytes
+            rows = self._link.index(page_rows(pages, rank=part.rank, rows_per_page=self.rows_per_page))
+            self._link.put(bank.scale, rows, part.scale)
+            row_bytes = part.a[0, 0].nbytes + part.b[0, 0].nbytes
+            for layers, some in _pieces(group.layers, part.rank, most=max(1, self._link.piece_bytes // row_bytes)):
+                for target, source in ((bank.a, part.a), (bank.b, part.b)):
+                    self._link.put(target[layers], rows[some], source[layers, some])
+                yield (layers.stop - layers.start) * (some.stop - some.start) * row_bytes
+        landing = self._link.mark()
+        while not landing.query():
+            yield 0
+        self._landing.difference_update(pages)
 
     def bind(self, staged: Staged, pages: tuple[int, ...]) -> None:
         """Make a written revision usable in `arrange`."""
         self._generation += 1
         groups = {}
+        resident = Resident(pages, {name: part.rank for name, part in staged.groups.items()})
         for name, part in staged.groups.items():
             rows = page_rows(pages, rank=part.rank, rows_per_page=self.rows_per_page)
             # Rank rows above a module's own rank are zero, so its first row's scaling is the module's.
             groups[name] = GroupAdapter(self.banks[name], rows, part.scale[:, 0].tolist())
         part = staged.embedding
-        embedding = None if part is None else EmbeddingAdapter(part.a, part.b, part.scaling)
-        self._bound[staged.revision_id] = _Bound(pages, groups, embedding, self._generation)
+        embedding = None
+        if part is not None:
+            embedding = EmbeddingAdapter(part.a.to(self._device), part.b.to(self._device), part.scaling)
+        self._bound[staged.revision_id] = _Bound(resident, groups, embedding, self._generation)
 
     def deltas(self, revision_id: str) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Yield path, kind and what a bound revision adds to the weight of every module that it touches, float32.
@@ -155,7 +187,16 @@ class DevicePool:
             (group,) = (g for g in self._all_groups if g.kind == "embedding")
             yield group.paths[0][0], "embedding", bound.embedding.delta()
 
-    def arrange(self, layout: RowLayout, revisions: tuple[str, ...]) -> LoraBatch:
+    def residents(self, revisions: Sequence[str]) -> list[Resident] | None:
+        """Return where bound revisions lie; None when one of them has a part outside the pages, in the embedding.
+
+        Raises:
+            KeyError: a revision is not bound.
+        """
+        bound = [self._bound[r] for r in revisions]
+        return None if any(b.embedding for b in bound) else [b.resident for b in bound]
+
+    def arrange(self, layout: RowLayout, revisions: tuple[str, ...]) -> Adapters:
         """Return the adapters of a step's rows. `revisions[i]` is adapter i of the layout.
 
         Raises:
@@ -164,6 +205,10 @@ class DevicePool:
         if not layout.segments:
             return base_batch(layout)
         bound = [self._bound[r] for r in revisions]
+        if self.kernels is not None:
+            step = self.kernels.arrange(layout, [b.resident for b in bound])
+            touched = frozenset(name for b in bound for name in b.groups)
+            return KernelBatch(step, touched, embedded_rows(layout, [b.embedding for b in bound]))
         key = (layout, tuple(b.generation for b in bound))
         batch = self._batches.get(key)
         if batch is None:
@@ -172,9 +217,21 @@ class DevicePool:
                 self.banks,
                 [b.groups for b in bound],
                 embeddings=[b.embedding for b in bound],
-                device_type=self._device_type,
+                device_type=self._device.type,
             )
             while len(self._batches) >= _KEPT_BATCHES:
                 del self._batches[next(iter(self._batches))]
             self._batches[key] = batch
         return batch
+
+
+def _pieces(layers: int, rank: int, *, most: int) -> Iterator[tuple[slice, slice]]:
+    """Cut [layers, rank] into parts of at most `most` rank rows: whole layers where they fit, else a layer's."""
+    if rank <= most:
+        step = most // rank
+        for layer in range(0, layers, step):
+            yield slice(layer, min(layer + step, layers)), slice(0, rank)
+        return
+    for layer in range(layers):
+        for first in range(0, rank, most):
+            yield slice(layer, layer + 1), slice(first, min(first + most, rank))

@@ -105,7 +105,7 @@ class Loads:
             for copied in load.writer:
                 budget_bytes -= copied
                 load.copied += copied
-                if budget_bytes <= 0:
+                if budget_bytes <= 0 or copied == 0:  # 0: the device still copies, there is nothing to do
                     break
             else:
                 self._finish(revision_id, load)

@@ -11,8 +11,7 @@ from services.executor.engine.sampling import sample
 from services.executor.engine.scoring import score_rows
 from services.executor.kernels.layout import make_layout
 from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
-from services.executor.model.interface import Decoder, Packed
-from services.executor.model.lora_linear import LoraBatch
+from services.executor.model.interface import Adapters, Decoder, Packed
 from services.executor.plan import Plan, Row, RowResult, StepResult
 
 MERGED = "merged"  # the kernel path of steps whose adapter is in the base's weights
@@ -25,6 +24,7 @@ class Runner:
         self.decoder = decoder
         self.pool = pool
         self.cache = cache
+        self._device = cache.k.device
         # The revision that is in the base's weights, if one is: its rows need no adapter. See merging.py.
         self.merged: str | None = None
 
@@ -43,18 +43,19 @@ class Runner:
             results = tuple(scored.get(result.request_id, result) for result in results)
         return StepResult(step=plan.step, rows=results, kernel_path=MERGED if self.merged is not None else lora.path)
 
-    def _arrange(self, owners: Sequence[int | None], counts: Sequence[int], revisions: tuple[str, ...]) -> LoraBatch:
+    def _arrange(self, owners: Sequence[int | None], counts: Sequence[int], revisions: tuple[str, ...]) -> Adapters:
         return self.pool.arrange(make_layout(owners, counts), revisions)
 
-    def _pack(self, rows: Sequence[Row], lora: LoraBatch) -> Packed:
+    def _pack(self, rows: Sequence[Row], lora: Adapters) -> Packed:
         spans, position = [], 0
         for row in rows:
             spans.append(AttentionSpan(position, len(row.tokens), row.start, row.blocks))
             position += len(row.tokens)
         info = self.decoder.info
         attention = AttentionBatch(spans, self.cache, q_heads=info.heads, kv_heads=info.kv_heads)
-        tokens = torch.tensor([token for row in rows for token in row.tokens])
-        positions = torch.tensor([position for row in rows for position in range(row.start, row.end)])
+        tokens = torch.tensor([token for row in rows for token in row.tokens], device=self._device)
+        places = [position for row in rows for position in range(row.start, row.end)]
+        positions = torch.tensor(places, device=self._device)
         return Packed(tokens, positions, attention, lora)
 
     def _sample(
@@ -67,7 +68,7 @@ class Runner:
         chosen = [i for i, row in enumerate(rows) if row.sample]
         if not chosen:
             return tuple(RowResult(request_id=row.request_id) for row in rows)
-        index = torch.tensor([last[i] for i in chosen])
+        index = torch.tensor([last[i] for i in chosen], device=self._device)
         lora = self._arrange([owners[i] for i in chosen], [1] * len(chosen), revisions)
         logits = self.decoder.logits(hidden.index_select(0, index), lora)
         sampled = sample(logits, [rows[i] for i in chosen], eos_ids=self.decoder.info.eos_ids)
@@ -79,6 +80,6 @@ class Runner:
     ) -> dict[str, RowResult]:
         def logits_of(index: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
             lora = self._arrange([owners[number] for number in numbers], [1] * len(numbers), revisions)
-            return self.decoder.logits(hidden.index_select(0, index), lora)
+            return self.decoder.logits(hidden.index_select(0, index.to(self._device)), lora)
 
         return score_rows(rows, logits_of, vocab_size=self.decoder.info.vocab_size)

@@ -56,7 +56,7 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1)
     cut = logits.view(rows, pieces, -1)
     piece = cut.amax(dim=-1).argmax(dim=-1)
-    return cut[torch.arange(rows), piece].argmax(dim=-1) + piece * cut.shape[2]
+    return cut[torch.arange(rows, device=logits.device), piece].argmax(dim=-1) + piece * cut.shape[2]
 
 
 def _sample_row(logits: torch.Tensor, row: Row, eos_ids: frozenset[int]) -> RowResult:
@@ -71,7 +71,7 @@ def _adjust(logits: torch.Tensor, row: Row, eos_ids: frozenset[int]) -> torch.Te
     sampling = row.sampling
     out = logits.clone()
     if row.history is not None:
-        prompt, output = (torch.tensor(part, dtype=torch.int64) for part in row.history)
+        prompt, output = (torch.tensor(part, dtype=torch.int64, device=logits.device) for part in row.history)
         if sampling.repetition_penalty != 1.0:
             seen = torch.unique(torch.cat((prompt, output)))
             values = out[seen]

@@ -21,14 +21,14 @@ _LOW_PRIORITY = 15  # of -20 (goes first) to 19; a compute thread at 0 takes 97 
 
 @dataclass(frozen=True, slots=True)
 class StagedGroup:
-    """One group's part. Shapes: a [layers, rank, subs, in]; b[sub] [layers, rank, out_sub]; scale [layers, rank, subs].
+    """One group's part. Shapes: a [layers, rank, subs, in]; b [layers, rank, sum(out)]; scale [layers, rank, subs].
 
     `rank` is the largest rank of the adapter in this group; rows above a module's own rank are zero.
     """
 
     rank: int
     a: torch.Tensor
-    b: tuple[torch.Tensor, ...]
+    b: torch.Tensor
     scale: torch.Tensor
 
 
@@ -60,8 +60,8 @@ class Staged:
     embedding: StagedEmbedding | None = None
 
 
-def stage(adapter: HostAdapter, groups: Sequence[GroupSpec], *, dtype: torch.dtype) -> Staged:
-    """Arrange `adapter` for the device in the serving dtype.
+def stage(adapter: HostAdapter, groups: Sequence[GroupSpec], *, dtype: torch.dtype, pinned: bool = False) -> Staged:
+    """Arrange `adapter` for the device in the dtype of its pages. `pinned`: in memory that a GPU copies from by itself.
 
     Raises:
         Refused: ADAPTER_UNSUPPORTED (a module that the model has not, or other shapes), ADAPTER_NOT_FINITE (a value is
@@ -76,9 +76,9 @@ def stage(adapter: HostAdapter, groups: Sequence[GroupSpec], *, dtype: torch.dty
     for group in groups:
         if group.kind == "embedding":
             embedding = _stage_embedding(adapter, group, dtype)
-        elif (part := _stage_group(adapter, group, dtype)) is not None:
+        elif (part := _stage_group(adapter, group, dtype, pinned)) is not None:
             staged[group.name] = part
-    size = sum(p.a.nbytes + sum(b.nbytes for b in p.b) for p in staged.values())
+    size = sum(p.a.nbytes + p.b.nbytes for p in staged.values())
     rank = max((p.rank for p in staged.values()), default=0)
     if embedding is not None:
         size += embedding.size_bytes
@@ -106,14 +106,17 @@ class Stager:
     May be called from any thread; waits for the result.
     """
 
-    def __init__(self, groups: Sequence[GroupSpec], *, dtype: torch.dtype, threads: int = 2) -> None:
+    def __init__(
+        self, groups: Sequence[GroupSpec], *, dtype: torch.dtype, pinned: bool = False, threads: int = 2
+    ) -> None:
         self._groups = tuple(groups)
         self._dtype = dtype
+        self._pinned = pinned
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="loraport-stage", initializer=_give_way)
 
     def __call__(self, adapter: HostAdapter) -> Staged:
         """Raises Refused, as `stage`."""
-        return self._pool.submit(stage, adapter, self._groups, dtype=self._dtype).result()
+        return self._pool.submit(stage, adapter, self._groups, dtype=self._dtype, pinned=self._pinned).result()
 
 
 def _give_way() -> None:
@@ -122,14 +125,15 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
-def _stage_group(adapter: HostAdapter, group: GroupSpec, dtype: torch.dtype) -> StagedGroup | None:
+def _stage_group(adapter: HostAdapter, group: GroupSpec, dtype: torch.dtype, pinned: bool) -> StagedGroup | None:
     used = [adapter.modules[path] for layer in group.paths for path in layer if path in adapter.modules]
     if not used:
         return None
     rank, subs = max(module.rank for module in used), len(group.out_features)
-    a = torch.zeros(group.layers, rank, subs, group.in_features, dtype=dtype)
-    b = tuple(torch.zeros(group.layers, rank, out, dtype=dtype) for out in group.out_features)
-    scale = torch.zeros(group.layers, rank, subs, dtype=torch.float32)
+    a = torch.zeros(group.layers, rank, subs, group.in_features, dtype=dtype, pin_memory=pinned)
+    b = torch.zeros(group.layers, rank, sum(group.out_features), dtype=dtype, pin_memory=pinned)
+    scale = torch.zeros(group.layers, rank, subs, dtype=torch.float32, pin_memory=pinned)
+    parts = b.split(group.out_features, dim=2)
     for layer, paths in enumerate(group.paths):
         for sub, path in enumerate(paths):
             module = adapter.modules.get(path)
@@ -139,9 +143,9 @@ def _stage_group(adapter: HostAdapter, group: GroupSpec, dtype: torch.dtype) -> 
             if module.a.shape != (module.rank, group.in_features) or module.b.shape != (out, module.rank):
                 raise Refused(RefusalReason.ADAPTER_UNSUPPORTED, f"{path}: shapes do not fit the model")
             a[layer, : module.rank, sub] = _tensor(module.a)
-            b[sub][layer, : module.rank] = _tensor(module.b).t()
+            parts[sub][layer, : module.rank] = _tensor(module.b).t()
             scale[layer, : module.rank, sub] = module.scaling
-    for tensor in (a, *b):
+    for tensor in (a, b):
         if not bool(torch.isfinite(tensor).all()):
             raise Refused(RefusalReason.ADAPTER_NOT_FINITE, f"group {group.name}: a value is not finite in {dtype}")
     return StagedGroup(rank, a, b, scale)

@@ -23,12 +23,14 @@ class KvCache:
 
     def __init__(
         self, *, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
-        poison: bool = False,
+        device: torch.device | str = "cpu", spare: bool = False, poison: bool = False,
     ) -> None:  # fmt: skip
-        shape = (layers, blocks, block_size, kv_heads, head_dim)
+        """`spare` adds one block behind the others, for keys and values of padding rows that nobody reads."""
+        shape = (layers, blocks + spare, block_size, kv_heads, head_dim)
         self.block_size = block_size
-        self.k = torch.zeros(shape, dtype=dtype)
-        self.v = torch.zeros(shape, dtype=dtype)
+        self.spare_block = blocks if spare else None
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
         self._poison = poison
         if poison:
             self.erase(list(range(1, blocks)))
@@ -36,14 +38,14 @@ class KvCache:
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that were just handed out: nothing of their last owner is left, and padding is finite."""
         if blocks:
-            index = torch.tensor(blocks)
+            index = torch.tensor(blocks, device=self.k.device)
             self.k[:, index] = 0.0
             self.v[:, index] = 0.0
 
     def erase(self, blocks: Sequence[int]) -> None:
         """With `poison`, fill blocks that nobody holds with NaN. Otherwise nothing: `clear` comes before any use."""
         if self._poison and blocks:
-            index = torch.tensor(blocks)
+            index = torch.tensor(blocks, device=self.k.device)
             self.k[:, index] = float("nan")
             self.v[:, index] = float("nan")
 
@@ -82,7 +84,8 @@ class _Group:
         """Return which keys are seen, bool [spans or 1, 1, count * fold, keys]; made once per step."""
         mask = self.masks.get(window)
         if mask is None:
-            key, last = torch.arange(self.keys)[None, None, :], self.last[:, :, None]
+            last = self.last[:, :, None]
+            key = torch.arange(self.keys, device=last.device)[None, None, :]
             seen = key <= last
             if window is not None:
                 seen &= key > last - window
@@ -106,9 +109,9 @@ class AttentionBatch:
         self._cache = cache
         self._fold = q_heads // kv_heads
         self._kv_heads = kv_heads
-        self._slots = _slots(spans, cache.block_size)
+        self._slots = _slots(spans, cache.block_size).to(cache.k.device)
         self._groups = [_make_group(group, cache, q_heads, kv_heads) for group in _group(spans)]
-        self._whole = len(self._groups) == 1 and _is_range(self._groups[0].rows, len(self._slots))
+        self._whole = len(self._groups) == 1 and _is_range(spans)
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
@@ -205,10 +208,10 @@ def _bucket(blocks: int) -> int:
 
 
 def _make_group(spans: Sequence[AttentionSpan], cache: KvCache, q_heads: int, kv_heads: int) -> _Group:
-    count, fold, block_size = spans[0].count, q_heads // kv_heads, cache.block_size
-    rows = torch.tensor([row for span in spans for row in range(span.row, span.row + count)])
-    starts = torch.tensor([span.start for span in spans])
-    last = starts[:, None] + torch.arange(count)[None, :]
+    count, fold, block_size, device = spans[0].count, q_heads // kv_heads, cache.block_size, cache.k.device
+    rows = torch.tensor([row for span in spans for row in range(span.row, span.row + count)], device=device)
+    starts = torch.tensor([span.start for span in spans], device=device)
+    last = starts[:, None] + torch.arange(count, device=device)[None, :]
     if count > 1 and spans[0].start == 0:
         return _Group(rows, len(spans), count, None, last[:1], count, fold)
     if count == 1 and cache.k.dtype is torch.float32 and cache.k.device.type == "cpu":
@@ -218,9 +221,12 @@ def _make_group(spans: Sequence[AttentionSpan], cache: KvCache, q_heads: int, kv
         )  # fmt: skip
         return _Group(rows, len(spans), count, None, last, 0, fold, paged=paged)
     width = max(len(span.blocks) for span in spans)
-    table = torch.tensor([list(s.blocks) + [NULL_BLOCK] * (width - len(s.blocks)) for s in spans]).view(-1)
+    padded = [[*s.blocks, *[NULL_BLOCK] * (width - len(s.blocks))] for s in spans]
+    table = torch.tensor(padded, device=device).view(-1)
     return _Group(rows, len(spans), count, table, last, width * block_size, fold)
 
 
-def _is_range(rows: torch.Tensor, length: int) -> bool:
-    return len(rows) == length and bool((rows == torch.arange(length)).all())
+def _is_range(spans: Sequence[AttentionSpan]) -> bool:
+    """Say whether the spans' rows are 0, 1, 2, … in order."""
+    ends = [0, *(span.row + span.count for span in spans)]
+    return all(span.row == end for span, end in zip(spans, ends, strict=False))

@@ -25,8 +25,14 @@ from services.executor.kernels.layout import GroupSpec
 from services.executor.model.config import ConfigUnsupported, context_limit, count, eos_ids
 from services.executor.model.families import TRANSFORMERS, refuse_foreign
 from services.executor.model.hf_check import check_structure, compare, record
-from services.executor.model.interface import EMBEDDING_GROUP, HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
-from services.executor.model.lora_linear import LoraBatch
+from services.executor.model.interface import (
+    EMBEDDING_GROUP,
+    HEAD_GROUP,
+    Adapters,
+    ModelInfo,
+    ModelUnsupported,
+    Packed,
+)
 
 ATTENTION = "loraport_paged"
 _STEP = "loraport_attention"  # the keyword by which a step's attention travels through the modelling code
@@ -56,7 +62,7 @@ class _Step:
     __slots__ = ("lora",)
 
     def __init__(self) -> None:
-        self.lora: LoraBatch | None = None
+        self.lora: Adapters | None = None
 
 
 class LoraLinear(nn.Linear):
@@ -139,7 +145,7 @@ class TransformersDecoder:
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, lora: Adapters) -> torch.Tensor:
         """See `Decoder.logits`."""
         self._step.lora = lora
         try:
@@ -178,7 +184,9 @@ def _groups(model: Any) -> Iterator[GroupSpec]:
         yield GroupSpec(name=unique, in_features=wide, out_features=(out,), paths=tuple((path,) for path in paths))
 
 
-def load_transformers(directory: Path, *, dtype: torch.dtype, max_context: int | None = None) -> TransformersDecoder:
+def load_transformers(
+    directory: Path, *, dtype: torch.dtype, max_context: int | None = None, device: torch.device | str = "cpu"
+) -> TransformersDecoder:
     """Load a local Hugging Face directory. `max_context` caps the tokens of a request.
 
     Raises:
@@ -189,7 +197,7 @@ def load_transformers(directory: Path, *, dtype: torch.dtype, max_context: int |
     AttentionMaskInterface.register(ATTENTION, _no_mask)
     disable_progress_bar()
     try:
-        return _load_checked(directory, dtype=dtype, max_context=max_context)
+        return _load_checked(directory, dtype=dtype, max_context=max_context, device=device)
     except (ModelUnsupported, ConfigUnsupported) as error:
         raise ModelUnsupported(f"{directory}: {error}") from error
     except Exception as error:
@@ -198,13 +206,15 @@ def load_transformers(directory: Path, *, dtype: torch.dtype, max_context: int |
         raise ModelUnsupported(f"{directory}: transformers cannot run it packed: {reason:.300}") from error
 
 
-def _load_checked(directory: Path, *, dtype: torch.dtype, max_context: int | None) -> TransformersDecoder:
+def _load_checked(
+    directory: Path, *, dtype: torch.dtype, max_context: int | None, device: torch.device | str
+) -> TransformersDecoder:
     refuse_foreign(json.loads((directory / "config.json").read_text()))
     config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     info = _info(config, directory, dtype, max_context)
     with torch.device("meta"):
         check_structure(AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False))
-    model = _load(directory, dtype)
+    model = _load(directory, dtype).to(device)  # before it is checked: what is checked is what serves
     expected = record(model, info)
     decoder = TransformersDecoder(model, info=info)
     compare(decoder, expected)

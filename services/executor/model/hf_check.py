@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
 from services.executor.model.config import SLIDING
-from services.executor.model.interface import EMBEDDING_GROUP, Decoder, ModelInfo, ModelUnsupported, Packed
-from services.executor.model.lora_linear import LoraBatch
+from services.executor.model.interface import EMBEDDING_GROUP, Attention, Decoder, ModelInfo, ModelUnsupported, Packed
 
 _LENGTHS = (21, 9)
 _BLOCK = 4
@@ -67,7 +66,9 @@ def record(model: Any, info: ModelInfo) -> Recorded:
     inner = getattr(model, model.base_model_prefix)
     tokens, hidden, logits = [], [], []
     for salt, length in enumerate(_LENGTHS):
-        ids = torch.tensor([[(7919 * (i + 31 * salt + 1)) % info.vocab_size for i in range(length)]])
+        ids = torch.tensor(
+            [[(7919 * (i + 31 * salt + 1)) % info.vocab_size for i in range(length)]], device=model.device
+        )
         tokens.append(ids[0])
         hidden.append(inner(input_ids=ids, use_cache=False).last_hidden_state[0])
         logits.append(model(input_ids=ids, use_cache=False).logits[0])
@@ -90,6 +91,7 @@ def compare(decoder: Decoder, expected: Recorded, *, tolerance: float | None = N
     """
     info = decoder.info
     limit = _TOLERANCE[info.dtype] if tolerance is None else tolerance
+    device = expected.tokens[0].device
     cache = KvCache(
         layers=info.layers,
         blocks=2 + sum(-(-length // _BLOCK) for length in _LENGTHS),
@@ -97,15 +99,15 @@ def compare(decoder: Decoder, expected: Recorded, *, tolerance: float | None = N
         kv_heads=info.kv_heads,
         head_dim=info.head_dim,
         dtype=info.dtype,
+        device=device,
     )
     for step in _STEPS:
         attention = _Watched(_attention(step, cache, info), info, expected.windows)
         tokens = torch.cat([expected.tokens[p][start:end] for p, start, end in step])
-        positions = torch.cat([torch.arange(start, end) for _, start, end in step])
+        positions = torch.cat([torch.arange(start, end, device=device) for _, start, end in step])
         uses = _Uses(len(tokens))
-        lora = cast("LoraBatch", uses)
-        hidden = decoder.hidden(Packed(tokens, positions, cast("AttentionBatch", attention), lora))
-        logits = decoder.logits(hidden, lora)
+        hidden = decoder.hidden(Packed(tokens, positions, attention, uses))
+        logits = decoder.logits(hidden, uses)
         uses.check(decoder)
         attention.check()
         for what, got, wanted in (("hidden states", hidden, expected.hidden), ("logits", logits, expected.logits)):
@@ -132,7 +134,7 @@ def _relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 class _Watched:
     """Attention that checks how it is called."""
 
-    def __init__(self, inner: AttentionBatch, info: ModelInfo, windows: Sequence[int | None]) -> None:
+    def __init__(self, inner: Attention, info: ModelInfo, windows: Sequence[int | None]) -> None:
         self._inner = inner
         self._info = info
         self._windows = windows
@@ -159,7 +161,9 @@ class _Watched:
 
 
 class _Uses:
-    """Stands in for a LoraBatch and notes which linears are applied to how many rows."""
+    """Stands in for a step's adapters and notes which linears are applied to how many rows."""
+
+    path = "none"
 
     def __init__(self, rows: int) -> None:
         self._rows = rows

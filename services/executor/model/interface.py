@@ -11,8 +11,6 @@ from typing import Protocol
 import torch
 
 from services.executor.kernels.layout import GroupSpec
-from services.executor.model.attention import AttentionBatch
-from services.executor.model.lora_linear import LoraBatch
 
 HEAD_GROUP, EMBEDDING_GROUP = "lm_head", "embed_tokens"
 
@@ -37,14 +35,38 @@ class ModelInfo:
     dtype: torch.dtype
 
 
+class Attention(Protocol):
+    """The attention of one step. On a CPU `attention.AttentionBatch`, which is also the others' oracle."""
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+        scale: float, window: int | None = None, softcap: float | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Write keys and values, return the output: see `AttentionBatch.attend`."""
+
+
+class Adapters(Protocol):
+    """The adapters of one packed tensor of rows: `lora_linear.LoraBatch`, or `kernel_batch.KernelBatch` on a GPU."""
+
+    @property
+    def path(self) -> str:
+        """The kernel path that computes them, as in `kernels/dispatch.py`."""
+
+    def add(self, group: str, layer: int, y: torch.Tensor, x: torch.Tensor) -> None:
+        """Add the adapters of `group` in `layer` to y [rows, sum(out)], in place; x [rows, in]."""
+
+    def add_embedding(self, y: torch.Tensor, tokens: torch.Tensor, *, gain: float = 1.0) -> None:
+        """Add the adapters of the token embedding, times `gain`, to y [rows, hidden], in place; tokens int64 [rows]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """One step's input. tokens and positions are int64 [rows]."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    attention: AttentionBatch
-    lora: LoraBatch
+    attention: Attention
+    lora: Adapters
 
 
 class Decoder(Protocol):
@@ -68,5 +90,5 @@ class Decoder(Protocol):
     def hidden(self, packed: Packed) -> torch.Tensor:
         """Return the normed last hidden states [rows, hidden] and write the step's keys and values."""
 
-    def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, lora: Adapters) -> torch.Tensor:
         """Return logits [rows, vocab] of chosen rows; `lora` is laid out over those rows."""

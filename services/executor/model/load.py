@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 def load_decoder(
     directory: Path, *, dtype: torch.dtype, max_context: int | None = None, wanted: Wanted = "auto",
-    cpu_products: Products = "native",
+    cpu_products: Products = "native", device: torch.device | str = "cpu",
 ) -> Decoder:  # fmt: skip
     """Load a local Hugging Face directory. `max_context` caps the tokens of a request; `wanted` forces a decoder.
 
@@ -33,11 +33,11 @@ def load_decoder(
         path = choose_path(json.loads((directory / "config.json").read_text()), wanted=wanted)
     except (OSError, ValueError, TypeError, ConfigUnsupported) as error:
         raise ModelUnsupported(f"{directory}: {error}") from error
-    products = product_dtype(dtype, cpu_products)
+    products = product_dtype(dtype, cpu_products) if torch.device(device).type == "cpu" else dtype
     log.info("decoder chosen", path=path.name, reason=path.reason, products=str(products).removeprefix("torch."))
     if path.name == NATIVE:
-        return load_native(directory, dtype=dtype, max_context=max_context, products=products)
+        return load_native(directory, dtype=dtype, max_context=max_context, products=products, device=device)
     # Imported here: transformers takes seconds, and the native path does without it.
     from services.executor.model.hf import load_transformers
 
-    return load_transformers(directory, dtype=products, max_context=max_context)
+    return load_transformers(directory, dtype=products, max_context=max_context, device=device)

@@ -18,7 +18,7 @@ class GroupAdapter:
     __slots__ = ("_bank", "_run", "rows", "scaling")
 
     def __init__(self, bank: Bank, rows: Sequence[int], scaling: Sequence[Sequence[float]]) -> None:
-        self.rows = torch.tensor(rows)
+        self.rows = torch.tensor(rows, device=bank.a.device)
         self.scaling = scaling
         self._bank = bank
         self._run: Run | None = None
@@ -35,13 +35,13 @@ class GroupAdapter:
     def deltas(self, layer: int) -> list[torch.Tensor]:
         """Return scaling * B @ A of every sub, [out, in]; zero where the adapter does not touch the module."""
         a, b = self._bank.a[layer].index_select(0, self.rows), self._bank.b[layer].index_select(0, self.rows)
-        parts = zip(b.split(self._bank.widths, dim=1), self.scaling[layer], strict=True)
-        return [(part.t() @ a[:, sub]) * scaling for sub, (part, scaling) in enumerate(parts)]
+        parts = zip(b.float().split(self._bank.widths, dim=1), self.scaling[layer], strict=True)
+        return [(part.t() @ a[:, sub].float()) * scaling for sub, (part, scaling) in enumerate(parts)]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAdapter:
-    """What one adapter adds to token embeddings. Shapes: a [vocab, rank], b [rank, hidden]; float32."""
+    """What one adapter adds to token embeddings. Shapes: a [vocab, rank], b [rank, hidden]; computed in float32."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -49,12 +49,12 @@ class EmbeddingAdapter:
 
     def add(self, y: torch.Tensor, tokens: torch.Tensor, gain: float) -> None:
         """Add to y [rows, hidden], in place, rounded once."""
-        delta = (self.a.index_select(0, tokens) @ self.b).mul_(self.scaling * gain)
+        delta = (self.a.index_select(0, tokens).float() @ self.b.float()).mul_(self.scaling * gain)
         y.copy_(y + delta)
 
     def delta(self) -> torch.Tensor:
         """Return what the adapter adds to the embedding's weight, [vocab, hidden]."""
-        return (self.a @ self.b).mul_(self.scaling)
+        return (self.a.float() @ self.b.float()).mul_(self.scaling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,19 @@ def make_batch(
         own = [adapter.get(name) for adapter in adapters]
         if any(own):
             groups[name] = _group_batch(layout.segments, bank, own)
-    touched = []
+    return LoraBatch(layout, groups, path, embedded_rows(layout, embeddings))
+
+
+def embedded_rows(
+    layout: RowLayout, embeddings: Sequence[EmbeddingAdapter | None]
+) -> tuple[tuple[slice, EmbeddingAdapter], ...]:
+    """Return the rows whose adapter touches the token embedding, with it. `embeddings[i]` is adapter i's."""
+    found = []
     for segment in layout.segments if any(embeddings) else ():
         embedding = embeddings[segment.adapter]
         if embedding is not None:
-            touched.append((slice(segment.start, segment.end), embedding))
-    return LoraBatch(layout, groups, path, tuple(touched))
+            found.append((slice(segment.start, segment.end), embedding))
+    return tuple(found)
 
 
 def _group_batch(segments: Sequence[Segment], bank: Bank, own: Sequence[GroupAdapter | None]) -> GroupBatch:

@@ -17,8 +17,14 @@ from torch.nn.functional import rms_norm, silu
 from services.executor.kernels.layout import GroupSpec
 from services.executor.model.config import ConfigUnsupported, NativeConfig, read_config
 from services.executor.model.families import NATIVE
-from services.executor.model.interface import EMBEDDING_GROUP, HEAD_GROUP, ModelInfo, ModelUnsupported, Packed
-from services.executor.model.lora_linear import LoraBatch
+from services.executor.model.interface import (
+    EMBEDDING_GROUP,
+    HEAD_GROUP,
+    Adapters,
+    ModelInfo,
+    ModelUnsupported,
+    Packed,
+)
 from services.executor.model.products import Linear
 from services.executor.model.rope import rope_tables
 from services.executor.model.weights import Checkpoint
@@ -57,10 +63,9 @@ class NativeDecoder:
         self._norm = norm
         self._head = Linear(head)
         # A product with this column is the mean of the squares: several times faster than a reduction at few rows.
-        self._mean = torch.full((config.hidden_size, 1), 1 / config.hidden_size)
-        self._cos, self._sin = rope_tables(
-            config.rope, head_dim=config.head_dim, length=max_context, dtype=embedding.dtype
-        )
+        self._mean = torch.full((config.hidden_size, 1), 1 / config.hidden_size, device=norm.device)
+        tables = rope_tables(config.rope, head_dim=config.head_dim, length=max_context, dtype=embedding.dtype)
+        self._cos, self._sin = (table.to(embedding.device) for table in tables)
         self._info = ModelInfo(
             path=NATIVE,
             vocab_size=config.vocab_size,
@@ -128,7 +133,7 @@ class NativeDecoder:
         scale = torch.mm(x * x, self._mean).add_(self._config.norm_eps).rsqrt_()
         return (x * weight).mul_(scale)
 
-    def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, lora: Adapters) -> torch.Tensor:
         """See `Decoder.logits`."""
         self._freeze()
         out = self._head(hidden)
@@ -154,7 +159,7 @@ class NativeDecoder:
         q, k = torch.split(qk, [config.heads, config.kv_heads], dim=1)
         return packed.attention.attend(index, q, k, v, scale=config.head_dim**-0.5, window=config.windows[index])
 
-    def _feed_forward(self, index: int, layer: _Layer, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+    def _feed_forward(self, index: int, layer: _Layer, x: torch.Tensor, lora: Adapters) -> torch.Tensor:
         both = layer.gate_up(x)
         lora.add("gate_up", index, both, x)
         gate, up = torch.split(both, self._config.intermediate_size, dim=1)
@@ -205,7 +210,12 @@ def _groups(config: NativeConfig) -> tuple[GroupSpec, ...]:
 
 
 def load_native(
-    directory: Path, *, dtype: torch.dtype, max_context: int | None = None, products: torch.dtype | None = None
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    max_context: int | None = None,
+    products: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> NativeDecoder:
     """Load a local Hugging Face directory, rounded to `dtype` and computed in `products` (by default `dtype`).
 
@@ -219,7 +229,7 @@ def load_native(
         config = read_config(_with_generation_eos(raw, directory))
     except (OSError, ValueError, ConfigUnsupported) as error:
         raise ModelUnsupported(f"{directory}: {error}") from error
-    checkpoint = Checkpoint(directory, dtype=dtype, products=products)
+    checkpoint = Checkpoint(directory, dtype=dtype, products=products, device=device)
     layers = tuple(_load_layer(checkpoint, config, i) for i in range(config.layers))
     embedding = checkpoint.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
     norm = checkpoint.take("model.norm.weight", (config.hidden_size,))

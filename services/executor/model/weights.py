@@ -18,9 +18,17 @@ _INDEX = "model.safetensors.index.json"
 class Checkpoint:
     """Named tensors of a directory. Every tensor must be taken or be known to be spare; see `unread`."""
 
-    def __init__(self, directory: Path, *, dtype: torch.dtype, products: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        dtype: torch.dtype,
+        products: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
         """Raises ModelUnsupported when the directory has no readable safetensors."""
         self._dtype = dtype
+        self._device = device
         self._products = products or dtype
         self._files: dict[str, Path] = {}
         self._taken: set[str] = set()
@@ -35,7 +43,7 @@ class Checkpoint:
         return name in self._files
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a tensor rounded to the serving dtype, as what products are computed in.
+        """Return a tensor on the device, rounded to the serving dtype, as what products are computed in.
 
         Raises:
             ModelUnsupported: it is missing or has another shape.
@@ -48,7 +56,7 @@ class Checkpoint:
         if tuple(tensor.shape) != shape:
             raise ModelUnsupported(f"{name} has shape {tuple(tensor.shape)}, the config says {shape}")
         self._taken.add(name)
-        return tensor.to(self._dtype).to(self._products)
+        return tensor.to(self._dtype).to(self._products).to(self._device)
 
     def unread(self, *, spare: Callable[[str], bool]) -> list[str]:
         """Return tensors that nobody took and that `spare` does not excuse: numbers the model would ignore."""

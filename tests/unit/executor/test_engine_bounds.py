@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.executor.engine import device_pool
+from services.executor.engine import device_link
 from services.executor.engine.device_pool import POOL_DTYPE, DevicePool
 from services.executor.engine.staging import stage
 from services.executor.prefill import beside
@@ -126,8 +126,8 @@ def test_a_drained_engine_ends_what_runs_and_takes_nothing(family) -> None:
 def test_a_large_group_is_written_in_pieces_and_answers_the_same(family, monkeypatch) -> None:
     root, bundles = family
     told = []
-    for piece in (device_pool.PIECE_BYTES, 1500):
-        monkeypatch.setattr(device_pool, "PIECE_BYTES", piece)
+    for piece in (device_link.CpuLink.piece_bytes, 1500):
+        monkeypatch.setattr(device_link.CpuLink, "piece_bytes", piece)
         world = open_world(root / "base")
         _, pieces = metered(world, monkeypatch)
         world.load(bundles[0].host())

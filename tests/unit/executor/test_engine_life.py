@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.executor.engine.device_link import CpuLink
 from services.executor.engine.device_pool import POOL_DTYPE
 from services.executor.engine.staging import stage
 from services.executor.request import FinishReason, RefusalReason, Refused, Sampling
@@ -119,8 +120,9 @@ def test_fifty_revisions_pass_through_one_page_beside_base_traffic(family) -> No
     assert world.engine.state().loads_done == 50
 
 
-def test_a_load_is_copied_in_bounded_pieces_while_rows_decode(family) -> None:
+def test_a_load_is_copied_in_bounded_pieces_while_rows_decode(family, monkeypatch: pytest.MonkeyPatch) -> None:
     root, _, bundles = family
+    monkeypatch.setattr(CpuLink, "piece_bytes", 4000)
     world = open_world(root / "base")
     world.engine._options = replace(world.engine._options, load_bytes_per_step=1)
     transcript = world.submit("base", prompt_of(5), sampling=LONG)
