@@ -20,9 +20,11 @@ from services.executor.engine.build import Device
 from services.executor.engine.loads import Lease
 from services.executor.engine.staging import Staged
 from services.executor.intake import SignedModule, take_in
+from services.executor.measure import looked, staged
 from services.executor.ports import HostBytes, Loader, Registry, Stage
 from services.executor.request import Refused
 from services.executor.wire import refusal
+from services.shared import metrics, telemetry, tracing
 from services.shared.catalog import RevisionItem
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
@@ -41,6 +43,7 @@ class _Load:
     task: asyncio.Task[None] | None = None
 
     def note(self, stage: Stage) -> None:
+        staged(stage)
         self.stages.append(stage)
         self.changed.set()
 
@@ -69,6 +72,11 @@ class Berths:
         self._loads: dict[str, _Load] = {}
         self._stories: dict[str, tuple[Stage, ...]] = {}
 
+    @property
+    def loading(self) -> int:
+        """Loads under way."""
+        return len(self._loads)
+
     async def hold(self, revision_id: str) -> tuple[Lease, float]:
         """Return a lease on the revision, and how many milliseconds were spent bringing it here (0: it was here).
 
@@ -76,10 +84,14 @@ class Berths:
             LoraportError: why it cannot be on the device.
         """
         lease = self._device.engine.acquire(revision_id)
+        looked(hit=lease is not None)
         if lease is not None:
             return lease, 0.0
         started = self._clock.monotonic()
-        lease = await self._wait(self._join(revision_id))
+        with tracing.part("executor.load", joined=revision_id in self._loads) as span:
+            load = self._join(revision_id)
+            lease = await self._wait(load)
+            span.set_attributes({f"{stage.name.lower()}_ms": stage.elapsed_ms for stage in load.stages})
         return lease, (self._clock.monotonic() - started) * 1000
 
     async def ensure(self, revision_id: str) -> AsyncGenerator[Stage, None]:
@@ -122,6 +134,8 @@ class Berths:
             if load is not None and load.task is not None:
                 self._settle(load, LoraportError("REVISION_NOT_ACTIVE"))
                 load.task.cancel()
+            if any(r.revision_id == item.revision_id for r in self._device.engine.state().residents):
+                telemetry.count(metrics.EVICTIONS, reason="revoked")
             self._device.engine.revoke(item.revision_id, final=item.state == "REVOKED")
             log.info("revision may serve no longer", revision_id=item.revision_id, state=item.state)
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from services.shared.checkpoint import CheckpointPolicy
 from services.shared.rpc.channels import TlsFiles
+from services.shared.telemetry import TelemetryConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,22 @@ class LifeLimits:
     def __post_init__(self) -> None:
         if self.drain_s < 0 or self.step_timeout_s <= 0:
             raise ValueError("drain_s is not negative, step_timeout_s is above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLimits:
+    """How revisions are brought to the device."""
+
+    # Loads at a time.
+    at_a_time: int = 2
+    # How long one may take, in seconds.
+    timeout_s: float = 120.0
+    # How much of them is copied between two steps while requests run, in bytes.
+    bytes_per_step: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        if min(self.at_a_time, self.bytes_per_step) < 1 or self.timeout_s <= 0:
+            raise ValueError("loads.at_a_time and loads.bytes_per_step are at least 1, loads.timeout_s is above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +99,14 @@ class ExecutorConfig:
     max_open: int = 1024
     # Which idle revision leaves when room is needed.
     eviction: Literal["gdsf-d", "lru"] = "gdsf-d"
-    # Loads at a time, how long one may take, and how much of it is copied between two steps while requests run.
-    max_loads: int = 2
-    load_timeout_s: float = 120.0
-    load_bytes_per_step: int = 8 << 20
+    loads: LoadLimits = field(default_factory=LoadLimits)
     life: LifeLimits = field(default_factory=LifeLimits)
+    # Metrics and traces.
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
         counts = (self.kv_bytes, self.pool_bytes, self.block_size, self.page_rows, self.max_rows, self.max_step_tokens)
-        if min(*counts, self.max_open, self.max_loads, self.load_bytes_per_step) < 1:
+        if min(*counts, self.max_open) < 1:
             raise ValueError("budgets, sizes and counts must be at least 1")
         if self.max_step_tokens < self.max_rows:
             raise ValueError("max_step_tokens must hold one token of every row, so at least max_rows")
-        if self.load_timeout_s <= 0:
-            raise ValueError("load_timeout_s is above 0")

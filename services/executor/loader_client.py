@@ -18,6 +18,7 @@ from loraport.loader.v1.loader_service_pb2_grpc import LoaderServiceStub
 from loraport.types.v1 import types_pb2
 from services.executor.handover import HandoverFailed, take_over
 from services.executor.ports import HostBytes, Stage
+from services.shared import tracing
 from services.shared.errors import LoraportError
 from services.shared.rpc.status import connection_broke, from_rpc_error
 
@@ -78,7 +79,8 @@ class LoaderClient:
             return None
 
     async def _ensure(self, revision_id: str, on_stage: Callable[[Stage], None]) -> pb.HostLease:
-        call = self._stub.EnsureHost(pb.EnsureHostRequest(revision_id=revision_id), timeout=self._timeout_s)
+        request = pb.EnsureHostRequest(revision_id=revision_id)
+        call = self._stub.EnsureHost(request, timeout=self._timeout_s, metadata=tracing.outgoing())
         lease: pb.HostLease | None = None
         async for response in call:
             if response.WhichOneof("event") == "lease":
@@ -94,7 +96,8 @@ class LoaderClient:
     async def _read(self, lease_id: str, size_bytes: int) -> bytearray:
         """Fills one buffer of the signed size; what is more or less than that is refused."""
         data, position = bytearray(size_bytes), 0
-        async for piece in self._stub.ReadBlob(pb.ReadBlobRequest(lease_id=lease_id), timeout=self._timeout_s):
+        request, metadata = pb.ReadBlobRequest(lease_id=lease_id), tracing.outgoing()
+        async for piece in self._stub.ReadBlob(request, timeout=self._timeout_s, metadata=metadata):
             end = position + len(piece.data)
             if end > size_bytes:
                 raise LoraportError("DIGEST_MISMATCH", "the loader sent more bytes than the record says")

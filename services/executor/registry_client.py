@@ -13,6 +13,8 @@ from services.executor.ports import Standing
 from services.shared.catalog import RevisionItem, verified_record
 from services.shared.catalog_client import CatalogClient
 from services.shared.checkpoint import CheckpointKeeper, Seen
+from services.shared.checks import Check, catalog_synced, checkpoint
+from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.inclusion import LogClient, RecordProofs
 from services.shared.statements import StatementError, TrustedKeys
@@ -70,6 +72,15 @@ class RegistryClient:
             item = self._catalog.view.revisions.get(revision_id)
         if item is None or item.state != "ACTIVE":
             raise LoraportError("REVISION_NOT_ACTIVE")
+    @property
+    def epoch(self) -> int:
+        """The newest epoch of the catalog that has come."""
+        return self._catalog.view.epoch
+
+    def checks(self, clock: Clock) -> dict[str, Check]:
+        """Checks for `loraport doctor`."""
+        return {"catalog": catalog_synced(self._catalog), "checkpoint": checkpoint(self._keeper, clock)}
+
         known = self._checked.get(revision_id)
         if known is None or known[0] is not item:
             standing = self._check(item)

@@ -217,6 +217,7 @@ class Request:
     preemptions: int = 0
     kernel_path: str = ""
     distinct_adapters: int = 0
+    batch_rows: int = 0
     story: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -329,13 +330,15 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last event of a request. `stop_token_id` is the token that stopped it, which is not among its tokens."""
+    """The last event of a request. `stop_token_id` is the token that stopped it, which is not among its tokens.
+    `batch_rows` is the most rows that shared a step with it, its own included."""
 
     request_id: str
     reason: FinishReason
     usage: Usage
     kernel_path: str
     distinct_adapters: int
+    batch_rows: int = 0
     stop_token_id: int | None = None
 
 

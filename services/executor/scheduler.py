@@ -254,6 +254,7 @@ class Scheduler:
                 continue
             request.kernel_path = result.kernel_path if row.revision_id is not None else "base"
             request.distinct_adapters = max(request.distinct_adapters, distinct)
+            request.batch_rows = max(request.batch_rows, len(plan.rows))
             request.computed = row.end
             if outcome.failure is None:
                 self._tables.publish(request)
@@ -330,6 +331,7 @@ class Scheduler:
                 usage=usage,
                 kernel_path=request.kernel_path,
                 distinct_adapters=request.distinct_adapters,
+                batch_rows=request.batch_rows,
                 stop_token_id=stop_id,
             )
         )

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import structlog
 
-from loraport.bundle.base import base_id
+from loraport.bundle.base import BaseSpec, base_id
 from loraport.bundle.base_dir import BaseModelError, read_base_dir
 from loraport.executor.v1.executor_service_pb2_grpc import add_ExecutorServiceServicer_to_server
+from services.executor import measure
 from services.executor.berths import Berths
 from services.executor.config import ExecutorConfig
 from services.executor.engine.build import Device, EngineSizes, open_device
@@ -22,6 +23,7 @@ from services.executor.reporter import Reporter
 from services.executor.servicer import ExecutorServicer, Identity
 from services.executor.watchdog import LastResort, Watchdog
 from services.shared.board import Board
+from services.shared import checks, metrics, telemetry
 from services.shared.catalog import RevisionItem
 from services.shared.checkpoint import CheckpointKeeper, checkpoint_keys, prove_by
 from services.shared.clock import Clock, SystemClock
@@ -32,6 +34,7 @@ from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.rpc.service import first_ended
 from services.shared.trust import TrustError, TrustStore, state_file
+from services.shared.rpc.telemetry import add_telemetry
 
 log = structlog.get_logger()
 
@@ -48,7 +51,7 @@ class ExecutorService:
         self._trust = trust
         self._clock = clock
         self._server = Server(CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca))
-        self._loader = LoaderClient(peer_channel(config.loader_address, config.tls), timeout_s=config.load_timeout_s)
+        self._loader = LoaderClient(peer_channel(config.loader_address, config.tls), timeout_s=config.loads.timeout_s)
         channel = peer_channel(config.registry_address, config.tls)
         keeper = CheckpointKeeper(
             prove_by(channel), trusted=checkpoint_keys(trust), policy=config.checkpoint, clock=clock
@@ -62,6 +65,7 @@ class ExecutorService:
         self._berths: Berths | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._last_resort = last_resort
+        self._base_bytes = 0
         self._watchdog: Watchdog | None = None
         self._stuck = asyncio.Event()
         self.port = 0
@@ -91,8 +95,8 @@ class ExecutorService:
             registry=self._registry,
             base_id=base,
             clock=self._clock,
-            max_loads=config.max_loads,
-            timeout_s=config.load_timeout_s,
+            max_loads=config.loads.at_a_time,
+            timeout_s=config.loads.timeout_s,
         )
         servicer = ExecutorServicer(
             device,
@@ -109,6 +113,7 @@ class ExecutorService:
         reporter = Reporter(
             self._board,
             device.engine.state,
+        add_telemetry(self._server, "executor", self._checks(), clock=self._clock)
             executor=config.name,
             base_id=base,
             epoch=identity.epoch,
@@ -123,6 +128,27 @@ class ExecutorService:
         def on_stuck() -> None:  # on the watchdog's thread
             engine.give_up()
             loop.call_soon_threadsafe(self._stuck.set)
+
+    async def sample(self) -> None:
+        """Sets the gauges."""
+        if self._device is None:
+            return
+        engine, seen = self._device.engine, self._registry.seen()
+        measure.sample(engine.state(), engine.take_steps(), base_bytes=self._base_bytes)
+        telemetry.gauge(metrics.CATALOG_EPOCH, self._registry.epoch)
+        telemetry.gauge(metrics.LOADS_OPEN, self._berths.loading if self._berths is not None else 0)
+        if seen is not None:
+            telemetry.gauge(metrics.CHECKPOINT_AGE, self._clock.now() - seen[0].issued)
+
+    def _checks(self) -> dict[str, checks.Check]:
+        config = self._config
+        return {
+            "certificate": checks.certificate(config.tls.certificate, self._clock),
+            "trust root": checks.trust_root(self._trust, self._clock),
+            **self._registry.checks(self._clock),
+            "loader": checks.reachable("the loader", config.loader_address, "see whether it serves, and its log"),
+            "notice board": self._board.check,
+        }
 
         limit_s = self._config.life.step_timeout_s
         watchdog = Watchdog(engine.turn, limit_s=limit_s, on_stuck=on_stuck, last_resort=self._last_resort)
@@ -144,7 +170,9 @@ class ExecutorService:
             eviction=config.eviction,
         )
         try:
-            base = base_id(read_base_dir(directory))
+            spec = read_base_dir(directory)
+            base = base_id(spec)
+            self._base_bytes = _weights_bytes(spec, config.dtype)
             log.info("loading the base model", base_model=config.base_model, base_id=base, dtype=config.dtype)
             device = open_device(
                 directory,
@@ -152,7 +180,9 @@ class ExecutorService:
                 dtype=config.dtype,
                 sizes=sizes,
                 clock=self._clock.monotonic,
-                options=EngineOptions(load_bytes_per_step=config.load_bytes_per_step, dedicated=config.model.dedicated),
+                options=EngineOptions(
+                    load_bytes_per_step=config.loads.bytes_per_step, dedicated=config.model.dedicated
+                ),
                 on_fault=_on_fault,
                 max_context=config.model.max_context_tokens or None,
                 model_path=config.model.path,
@@ -229,5 +259,10 @@ async def build(config: ExecutorConfig, *, last_resort: LastResort | None = None
     try:
         trust = TrustStore.load(config.trust_dir, state_file=state_file(config.checkpoint.state_file))
     except TrustError as error:
+def _weights_bytes(spec: BaseSpec, dtype: str) -> int:
+    """Returns what a step reads of the base's matrices, as they are computed."""
+    return sum(m.in_features * m.out_features for m in spec.modules) * (2 if dtype == "bfloat16" else 4)
+
+
         raise ConfigError(str(error)) from None
     return ExecutorService(config, trust=trust, clock=SystemClock(), last_resort=last_resort)

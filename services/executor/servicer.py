@@ -20,6 +20,7 @@ from services.executor.execution import Execution
 from services.executor.ports import Registry
 from services.executor.request import Ended, RefusalReason, Refused, RequestSpec, Started, Tokens
 from services.shared.checkpoint import told
+from services.shared import metrics, telemetry, tracing
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.prefix_hash import tenant_salt
@@ -149,6 +150,7 @@ class ExecutorServicer(ExecutorServiceServicer):
                     yield pb.ExecuteResponse(
                         started=pb.ExecuteResponse.Started(
                             revision_id=revision_id,
+                    self._note_start(event)
                             base_id=self._identity.base_id,
                             load_ms=load_ms,
                             queue_ms=event.queue_s * 1000,
@@ -160,10 +162,16 @@ class ExecutorServicer(ExecutorServiceServicer):
                     yield wire.finished_to_proto(index, event)
                 case Ended():
                     raise wire.failure(event.reason)
+                    _note_end(event)
 
     async def EnsureDevice(
+                    _note_end(event)
         self, request: pb.EnsureDeviceRequest, context: Any
     ) -> AsyncIterator[pb.EnsureDeviceResponse]:
+    def _note_start(self, event: Started) -> None:
+        telemetry.observe(metrics.EXECUTOR_QUEUE, event.queue_s)
+        tracing.note(executor=self._identity.name, queue_ms=event.queue_s * 1000)
+
         async with contextlib.aclosing(self._berths.ensure(_revision_id(request.revision_id))) as stages:
             async for stage in stages:
                 yield pb.EnsureDeviceResponse(stage=wire.stage_to_proto(stage))
@@ -192,6 +200,7 @@ class ExecutorServicer(ExecutorServiceServicer):
         try:
             load_ms = await self._submit(execution, request.revision_id)
             async for _, event in execution.events():
+        telemetry.count(metrics.EVICTIONS, reason="operator")
                 if isinstance(event, Tokens):
                     logprobs += wire.logprobs_to_proto(event)
                 elif isinstance(event, Ended):
@@ -288,3 +297,15 @@ def _revision_id(value: str) -> str:
     if not is_digest(value):
         raise LoraportError("INVALID_REQUEST", "revision_id must be sha256:<64 hex>", subject="revision_id")
     return value
+def _note_end(event: Ended) -> None:
+    tracing.note(
+        finish_reason=event.reason.value,
+        kernel_path=event.kernel_path,
+        batch_rows=event.batch_rows,
+        distinct_adapters=event.distinct_adapters,
+        cached_tokens=event.usage.prefix_hit_tokens,
+        tokens=event.usage.output_tokens,
+        preemptions=event.usage.preemptions,
+    )
+
+

@@ -8,6 +8,7 @@ from services.loader.receive import MAX_CONFIG_BYTES
 from services.shared.checkpoint import CheckpointPolicy
 from services.shared.handover import MAX_PATH_BYTES
 from services.shared.rpc.channels import TlsFiles
+from services.shared.telemetry import TelemetryConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class TurnLimits:
 class AdmissionConfig:
     """What is let in, beside the rules of the format."""
 
+    # Largest weights file, in bytes.
+    max_weights_bytes: int = 1 << 30
     # Largest scaling * |A| * |B| (Frobenius norms) of a module; 0 for no limit. See docs/adr/0012-update-norm.md.
     max_update_norm: float = 2.0**14
     # Bytes that a tenant may upload and have imported in a day, a config counted as 64 KiB; 0 for no limit. The budget
@@ -60,6 +63,10 @@ class AdmissionConfig:
     def __post_init__(self) -> None:
         if min(self.max_update_norm, self.tenant_bytes_per_day) < 0:
             raise ValueError("max_update_norm and tenant_bytes_per_day must not be negative")
+        if self.max_weights_bytes < 1:
+            raise ValueError("max_weights_bytes must be at least 1")
+        if 0 < self.tenant_bytes_per_day < self.max_weights_bytes + MAX_CONFIG_BYTES:
+            raise ValueError("tenant_bytes_per_day must be 0 or at least max_weights_bytes and 64 KiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +106,6 @@ class LoaderConfig:
     lease_ttl_s: float = 300.0
     # How the registry's checkpoints are treated: where the floor is kept, how long the grace is.
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
-    # Largest weights file that is let in.
-    max_weights_bytes: int = 1 << 30
     # What is let in.
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     # Loads, uploads and imports at a time.
@@ -113,13 +118,13 @@ class LoaderConfig:
     bad_digest_ttl_s: float = 60.0
     # How long running calls may take to end at shutdown.
     drain_s: float = 10.0
+    # Metrics and traces.
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
-        if min(self.host_budget_bytes, self.max_weights_bytes) < 1:
-            raise ValueError("budgets and sizes must be at least 1")
+        if self.host_budget_bytes < 1:
+            raise ValueError("host_budget_bytes must be at least 1")
         if min(self.lease_ttl_s, self.upload_idle_s) <= 0 or min(self.bad_digest_ttl_s, self.drain_s) < 0:
             raise ValueError("times must be above 0 (bad_digest_ttl_s and drain_s may be 0)")
-        if 0 < self.admission.tenant_bytes_per_day < self.max_weights_bytes + MAX_CONFIG_BYTES:
-            raise ValueError("admission.tenant_bytes_per_day must be 0 or at least max_weights_bytes and 64 KiB")
         if self.s3_quarantine_bucket == self.s3_verified_bucket:
             raise ValueError("quarantine and verified bytes need different buckets")

@@ -34,6 +34,7 @@ from services.loader.receive import (
 )
 from services.loader.slots import Slots
 from services.loader.stages import Act, Broke, Ended, Event, IntakeLife, IntakeState, Refused, Report
+from services.shared import metrics, telemetry
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.statements import TrustedKeys, UploadSession, seal
@@ -280,6 +281,8 @@ class Intake:
                     case IntakeState.VERIFY:
                         job.findings = await asyncio.to_thread(self._examine, job)
                         found.outcome = "OK" if job.findings.admitted else "REFUSED"
+                        for code in {violation.code for violation in job.findings.violations}:
+                            telemetry.count(metrics.REFUSALS, code=code)
                     case IntakeState.PROMOTE:
                         assert job.findings is not None
                         # Equal bytes of two revisions share one object; its writers take turns.

@@ -10,21 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from opentelemetry import metrics, trace
-
 from services.loader.loading import SpoiledCopy
+from services.shared import metrics, telemetry, tracing
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
-
-HISTOGRAM = "loraport.loader.stage.duration"
-
-tracer = trace.get_tracer("loraport.loader")
-_DURATION = metrics.get_meter("loraport.loader").create_histogram(
-    HISTOGRAM,
-    unit="s",
-    description="How long a stage of a load or of an intake took.",
-    explicit_bucket_boundaries_advisory=[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60],
-)
 
 
 @dataclass(slots=True)
@@ -33,22 +22,39 @@ class Stage:
 
     outcome: str = "OK"
     tier: str = ""
+    size_bytes: int = 0
 
 
 @contextmanager
 def measured(kind: Literal["load", "intake"], stage: str, clock: Clock) -> Iterator[Stage]:
     """Measures what happens inside. What is raised there goes on its way."""
     found, started = Stage(), clock.monotonic()
-    with tracer.start_as_current_span(f"loader.{kind}.{stage.lower()}", record_exception=False) as span:
+    with tracing.part(f"loader.{kind}.{stage.lower()}") as span:
         try:
             yield found
         except BaseException as error:
             found.outcome = _outcome(error)
             raise
         finally:
-            span.set_attributes({"outcome": found.outcome, "tier": found.tier})
-            labels = {"kind": kind, "stage": stage, "outcome": found.outcome, "tier": found.tier}
-            _DURATION.record(clock.monotonic() - started, labels)
+            span.set_attributes({"outcome": found.outcome, "tier": found.tier, "size_bytes": found.size_bytes})
+            took_s = clock.monotonic() - started
+            telemetry.observe(
+                metrics.LOADER_STAGES, took_s, kind=kind, stage=stage, outcome=found.outcome, tier=found.tier
+            )
+
+
+def looked(tier: Literal["HOST", "DISK", "STORE"], *, hit: bool) -> None:
+    """Counts a look for bytes in a tier."""
+    telemetry.count(metrics.LOOKUPS, tier=tier, result="hit" if hit else "miss")
+
+
+def fetched(tier: str, size_bytes: int, *, has_disk: bool) -> None:
+    """Counts bytes that were fetched into memory from `tier`, STORE or DISK."""
+    if has_disk:
+        looked("DISK", hit=tier == "DISK")
+    if tier == "STORE":
+        looked("STORE", hit=True)
+    telemetry.count(metrics.MOVED, size_bytes, tier=tier)
 
 
 def _outcome(error: BaseException) -> str:

@@ -7,6 +7,8 @@ from typing import BinaryIO, Literal, Protocol
 from loraport.bundle.base import BaseSpec
 from services.shared.catalog import RevisionItem
 from services.shared.checkpoint import Seen
+from services.shared.checks import Check
+from services.shared.clock import Clock
 
 Area = Literal["quarantine", "verified"]
 
@@ -81,6 +83,13 @@ class RegistryPort(Protocol):
 
     def seen(self) -> Seen | None:
         """Returns the newest checkpoint that is believed, for whoever compares what peers were told."""
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch of the catalog that has come."""
+
+    def checks(self, clock: Clock) -> dict[str, Check]:
+        """Checks for `loraport doctor`; once the catalog is followed."""
 
     async def require_logged(self, item: RevisionItem) -> None:
         """Returns when the item's record is proven to be in the log; asks once for each record.

@@ -14,9 +14,12 @@ from loraport.registry.v1 import base_model_service_pb2 as bases
 from loraport.registry.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from loraport.registry.v1.base_model_service_pb2_grpc import BaseModelServiceStub
 from services.loader.ports import RevisionInfo
+from services.shared import tracing
 from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
 from services.shared.checkpoint import CheckpointKeeper, Seen
+from services.shared.checks import Check, catalog_synced, checkpoint
+from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.inclusion import LogClient, RecordProofs
 from services.shared.names import base_model_name
@@ -91,12 +94,23 @@ class RegistryClient:
     def seen(self) -> Seen | None:
         return self._keeper.seen
 
+    @property
+    def epoch(self) -> int:
+        """The newest epoch of the catalog that has come."""
+        return self._catalog.view.epoch if self._catalog is not None else 0
+
+    def checks(self, clock: Clock) -> dict[str, Check]:
+        """Checks for `loraport doctor`; once the catalog is followed."""
+        return {"catalog": catalog_synced(self._following), "checkpoint": checkpoint(self._keeper, clock)}
+
     async def require_logged(self, item: RevisionItem) -> None:
         await self._proofs.require_logged(item)
 
     async def revision(self, revision_id: str) -> RevisionInfo:
         revision = await _answer(
-            self._adapters.GetRevision(adapters.GetRevisionRequest(name=revision_id), timeout=CALL_S)
+            self._adapters.GetRevision(
+                adapters.GetRevisionRequest(name=revision_id), timeout=CALL_S, metadata=tracing.outgoing()
+            )
         )
         if revision.revision_id != revision_id:
             raise LoraportError("DIGEST_MISMATCH", "the registry answered with another revision")
@@ -113,7 +127,7 @@ class RegistryClient:
         if known is not None and known.base_id in self._specs:
             return self._specs[known.base_id]
         request = bases.GetBaseModelRequest(name=base_model_name(base_model))
-        answer = await _answer(self._bases.GetBaseModel(request, timeout=CALL_S))
+        answer = await _answer(self._bases.GetBaseModel(request, timeout=CALL_S, metadata=tracing.outgoing()))
         try:
             spec = await asyncio.to_thread(_read_spec, answer.spec_json, answer.base_id)
         except (StrictJsonError, ValueError) as error:
@@ -126,7 +140,7 @@ class RegistryClient:
 
     async def admit(self, verification_envelope: bytes) -> str:
         request = adapters.AdmitRevisionRequest(verification_envelope=verification_envelope)
-        return _state(await _answer(self._adapters.AdmitRevision(request, timeout=CALL_S)))
+        return _state(await _answer(self._adapters.AdmitRevision(request, timeout=CALL_S, metadata=tracing.outgoing())))
 
     async def close(self) -> None:
         if self._catalog is not None:

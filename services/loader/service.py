@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import tempfile
 
 import structlog
 
@@ -10,6 +11,7 @@ from loraport.bundle.envelope import Signer
 from loraport.loader.v1.loader_service_pb2_grpc import add_LoaderServiceServicer_to_server
 from services.loader.bad_digests import BadDigests
 from services.loader.config import LoaderConfig
+from services.loader.conformance import check_store
 from services.loader.disk_cache import DiskCache
 from services.loader.fetch.http import Transport
 from services.loader.handover import HandoverSocket
@@ -24,7 +26,9 @@ from services.loader.servicer import LoaderServicer
 from services.loader.shell import HostLoader
 from services.loader.slots import Slots
 from services.loader.store import S3Store, read_credentials
+from services.shared import checks, metrics, telemetry
 from services.shared.checkpoint import CheckpointKeeper, checkpoint_keys, prove_by
+from services.shared.checks import Finding
 from services.shared.clock import Clock, SystemClock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
@@ -33,6 +37,7 @@ from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.rpc.service import first_ended
+from services.shared.rpc.telemetry import add_telemetry
 from services.shared.trust import RoleSigner, TrustError, TrustStore, state_file
 
 log = structlog.get_logger()
@@ -59,6 +64,8 @@ class LoaderService:
         self._config = config
         self._store = store
         self._registry = registry
+        self._trust = trust
+        self._clock = clock
         trusted = trust.keys("registry")
         node = config.node
         resolver = Resolver(registry, trusted)
@@ -121,6 +128,7 @@ class LoaderService:
             self._config.upload_listen, key=key, certificate=certificate, clients=False
         )
         self._registry.follow(self.host.gone)
+        add_telemetry(self._server, "loader", self._checks(), clock=self._clock)
         if not await self._prepare_store():
             self._tasks.append(asyncio.create_task(self._prepare_store_later()))
         self._expiring = asyncio.create_task(self._expire_leases(), name="leases")
@@ -147,6 +155,32 @@ class LoaderService:
             await first_ended([self._expiring, following])
         finally:
             following.cancel()
+
+    async def sample(self) -> None:
+        """Sets the gauges."""
+        telemetry.gauge(metrics.CATALOG_EPOCH, self._registry.epoch)
+        found = self.host.inventory()
+        telemetry.gauge(metrics.LOADS_OPEN, len(found.loads))
+        telemetry.gauge(metrics.HOST_BYTES, found.used_bytes, state="used")
+        telemetry.gauge(metrics.HOST_BYTES, found.budget_bytes - found.used_bytes, state="free")
+        telemetry.gauge(metrics.HOST_ENTRIES, len(found.entries))
+        if found.seen is not None:
+            telemetry.gauge(metrics.CHECKPOINT_AGE, self._clock.now() - found.seen[0].issued)
+
+    def _checks(self) -> dict[str, checks.Check]:
+        config = self._config
+
+        async def store() -> Finding:
+            return await asyncio.to_thread(check_store, self._store, f"{config.name}/doctor")
+
+        return {
+            "certificate": checks.certificate(config.tls.certificate, self._clock),
+            "trust root": checks.trust_root(self._trust, self._clock),
+            **self._registry.checks(self._clock),
+            "store": store,
+            "spool": checks.disk(config.spool_dir or tempfile.gettempdir()),
+            **({} if config.node.disk_dir is None else {"disk tier": checks.disk(config.node.disk_dir)}),
+        }
 
     async def _prepare_store(self) -> bool:
         try:
@@ -176,7 +210,7 @@ class LoaderService:
 def _intake_limits(config: LoaderConfig) -> IntakeLimits:
     return IntakeLimits(
         verifier=config.name,
-        max_weights_bytes=config.max_weights_bytes,
+        max_weights_bytes=config.admission.max_weights_bytes,
         spool_dir=config.spool_dir,
         max_update_norm=config.admission.max_update_norm or math.inf,
     )

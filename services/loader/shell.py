@@ -19,7 +19,7 @@ from services.loader.disk_cache import DiskCache
 from services.loader.handover import Tokens
 from services.loader.host_tier import HostTier, TierFull
 from services.loader.loading import Load, SpoiledCopy, fetch, keep, seal, verify
-from services.loader.measure import measured
+from services.loader.measure import fetched, looked, measured
 from services.loader.ports import ObjectStore, RegistryPort
 from services.loader.resolve import Resolved, Resolver
 from services.loader.sealed import Blob, Reader
@@ -114,7 +114,9 @@ class HostLoader:
         if self._tier.find(digest) is None:
             await self._registry.require_fresh()
         self._tier.revive(digest)
-        if self._tier.find(digest) is not None:
+        hit = self._tier.find(digest) is not None
+        looked("HOST", hit=hit)
+        if hit:
             yield self._grant(resolved, holder)
             return
         why = self._bad.find(digest, now=self._clock.monotonic())
@@ -279,7 +281,8 @@ class HostLoader:
                     case LoadState.FETCH:
                         self._reserve(load)
                         await asyncio.to_thread(fetch, load, self._store, self._disk)
-                        found.tier = load.tier
+                        found.tier, found.size_bytes = load.tier, load.size_bytes
+                        fetched(load.tier, load.size_bytes, has_disk=self._disk is not None)
                     case LoadState.VERIFY:
                         await asyncio.to_thread(verify, load, self._disk)
                     case LoadState.STAGE_HOST:

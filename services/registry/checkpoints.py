@@ -53,6 +53,11 @@ class Checkpoints:
         self._last: Issued | None = None
         self._turn = asyncio.Lock()
 
+    @property
+    def last(self) -> Checkpoint | None:
+        """The newest checkpoint, whatever its age; None before the first."""
+        return None if self._last is None else self._last.checkpoint
+
     async def newest(self) -> Issued:
         """Returns a checkpoint of everything that this registry knows to be committed.
 

@@ -1,9 +1,10 @@
 """What a registry process is told when it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loraport.log.checkpoint import MAX_LIFE_S
 from services.shared.rpc.channels import TlsFiles
+from services.shared.telemetry import TelemetryConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class RegistryConfig:
     max_weights_bytes: int = 1 << 30
     # Highest rank that may be announced.
     max_rank: int = 256
+    # Metrics and traces.
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
         if not 60 <= self.session_life_s <= 86400:

@@ -38,6 +38,9 @@ from services.registry.servicers.tenant import TenantServicer
 from services.registry.servicers.trust import TrustServicer
 from services.registry.store.database import Database
 from services.registry.store.migrate import upgrade
+from services.registry.store.revisions import count_states
+from services.shared import checks, metrics, telemetry
+from services.shared.checks import Finding
 from services.shared.clock import Clock, SystemClock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
@@ -45,6 +48,7 @@ from services.shared.paging import PageTokens
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Call, Server, run_blocking
 from services.shared.rpc.service import first_ended
+from services.shared.rpc.telemetry import add_telemetry
 from services.shared.trust import RoleSigner, TrustError, TrustStore
 
 log = structlog.get_logger()
@@ -99,6 +103,7 @@ class RegistryService:
         )
         self._anchors = Anchors(self._database, self._clock, interval_s=config.checkpoint_interval_s)
         self._tasks: list[asyncio.Task[None]] = []
+        self._counted_epoch = -1
         self._auditing: set[asyncio.Task[None]] = set()
         self.port = 0
 
@@ -118,6 +123,7 @@ class RegistryService:
         self._database.listen(self._announcer(asyncio.get_running_loop()))
         self._hub.advance(await run_blocking(self._database.epoch))
         self._add_servicers()
+        add_telemetry(self._server, "registry", self._checks(), clock=self._clock)
         key, certificate = self._config.tls.read()
         self.port = self._server.listen(self._config.listen, key=key, certificate=certificate, clients=True)
         await self._server.start()
@@ -147,7 +153,45 @@ class RegistryService:
         finally:
             serving.cancel()
 
+    async def sample(self) -> None:
+        """Sets the gauges."""
+        telemetry.gauge(metrics.CATALOG_EPOCH, self._hub.epoch)
+        last = self._checkpoints.last
+        if last is not None:
+            telemetry.gauge(metrics.CHECKPOINT_AGE, self._clock.now() - last.issued)
+            telemetry.gauge(metrics.LOG_SIZE, last.tree_size)
+        if self._counted_epoch != self._hub.epoch:  # counting reads the index of all revisions
+            self._counted_epoch = self._hub.epoch
+            counts = await run_blocking(self._count_states)
+            for state in metrics.REGISTRY_REVISIONS.labels["state"]:
+                telemetry.gauge(metrics.REGISTRY_REVISIONS, counts.get(state, 0), state=state)
+
+    def _count_states(self) -> dict[str, int]:
+        with self._database.read() as view:
+            return count_states(view)
+
+    def _checks(self) -> dict[str, checks.Check]:
+        async def database() -> Finding:
+            epoch = await run_blocking(self._database.epoch)
+            return Finding("GOOD", f"answers, epoch {epoch}")
+
+        async def newest() -> Finding:
+            last, now = self._checkpoints.last, self._clock.now()
+            if last is None or last.expires <= now:
+                return Finding("BAD", "none is signed now", "see the registry's log: its signer or its database fails")
+            return Finding("GOOD", f"{now - last.issued:.0f} s old, {last.tree_size} leaves")
+
+        found = {
+            "certificate": checks.certificate(self._config.tls.certificate, self._clock),
+            "trust root": checks.trust_root(self._trust, self._clock),
+            "database": database,
+            "checkpoint": newest,
+        }
+        folder = self._database.folder
+        return found if folder is None else {**found, "database's disk": checks.disk(folder)}
+
     def _refused(self, call: Call, error: LoraportError) -> None:
+        telemetry.count(metrics.CALLS_REFUSED, reason=error.reason)
         refusal = Refusal(
             principal=call.principal.label, method=call.method, reason=error.reason, request_id=call.request_id
         )

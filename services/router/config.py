@@ -1,9 +1,10 @@
 """The router's configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.issuers import TokenIssuer
 from services.shared.rpc.channels import TlsFiles
+from services.shared.telemetry import TelemetryConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,36 @@ class ExecutorAddress:
     name: str
     address: str
     base_model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeLimits:
+    """How long things may take. Times in seconds."""
+
+    # Longest life of a request, whatever its deadline.
+    max_request_s: float = 600.0
+    # A caller that does not take what is ready for so long has gone; its place goes to others.
+    max_unread_s: float = 10.0
+    # How long running requests may take to end when the router stops.
+    drain_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if min(self.max_request_s, self.max_unread_s) <= 0 or self.drain_s < 0:
+            raise ValueError("life.max_request_s and life.max_unread_s are above 0, life.drain_s is not negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """What an answer must keep to count as a good one in metrics and `report cost`. Times in seconds."""
+
+    # From the request's arrival to its first token.
+    first_token_s: float = 5.0
+    # Mean time between tokens.
+    token_s: float = 0.25
+
+    def __post_init__(self) -> None:
+        if min(self.first_token_s, self.token_s) <= 0:
+            raise ValueError("objectives are above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +89,13 @@ class RouterConfig:
     # Limits of a request, besides the model's context.
     max_prompt_tokens: int = 131_072
     max_tokens: int = 4096
-    # Longest life of a request, whatever its deadline.
-    max_request_s: float = 600.0
-    # A caller that does not take what is ready for so long has gone; its place goes to others.
-    max_unread_s: float = 10.0
+    life: LifeLimits = field(default_factory=LifeLimits)
     # How often every executor is asked for its state.
     poll_interval_s: float = 1.0
-    # How long running requests may take to end when the router stops.
-    drain_s: float = 20.0
+    # What counts as a good answer.
+    objectives: Objectives = field(default_factory=Objectives)
+    # Metrics and traces.
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
         names = [executor.name for executor in self.executors]
@@ -80,9 +110,9 @@ class RouterConfig:
         for name in ("max_queued", "max_running", "executor_window", "max_prompt_tokens", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("queue_residence_s", "max_request_s", "max_unread_s", "poll_interval_s"):
+        for name in ("queue_residence_s", "poll_interval_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
-        for name in ("executor_wait_s", "drain_s", "reserved_places"):
+        for name in ("executor_wait_s", "reserved_places"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")

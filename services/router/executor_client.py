@@ -22,6 +22,7 @@ from services.router.events import (
 from services.router.members import Shape
 from services.router.ports import ExecutorState
 from services.router.prices import StepTotals
+from services.shared import tracing
 from services.shared.errors import LoraportError
 from services.shared.residency import Notice, Resident
 from services.shared.rpc.status import from_rpc_error
@@ -48,7 +49,7 @@ class ExecutorClient:
             sampling=wire.sampling_to_proto(order.sampling),
             priority=order.priority,
         )
-        return GrpcExecution(self._stub.Execute(request, timeout=timeout_s))
+        return GrpcExecution(self._stub.Execute(request, timeout=timeout_s, metadata=tracing.outgoing()))
 
     async def score(self, order: ScoreOrder, *, timeout_s: float) -> ExecutorScored:
         request = pb.ProbeRequest(
@@ -59,7 +60,7 @@ class ExecutorClient:
             top_logprobs=order.top_logprobs,
         )
         try:
-            answer = await self._stub.Probe(request, timeout=timeout_s)
+            answer = await self._stub.Probe(request, timeout=timeout_s, metadata=tracing.outgoing())
         except grpc.RpcError as error:
             raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
         return ExecutorScored(

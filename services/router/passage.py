@@ -22,6 +22,7 @@ from services.router.door import Job
 from services.router.fair_queue import Waiting
 from services.router.fleet import Fleet
 from services.router.locality import BLOCK_TOKENS, MAX_BLOCKS
+from services.shared import metrics, telemetry, tracing
 from services.shared.clock import Clock
 from services.shared.errors import Code, LoraportError
 from services.shared.prefix_hash import prefix_chain, tenant_salt
@@ -74,10 +75,14 @@ class Passage:
         """
         arrived = self._parts.clock.monotonic()
         request = self._waiting(arrived)
-        grant = self._grant = await self._parts.admission.enter(request)
+        with tracing.part("router.queue") as span:
+            grant = self._grant = await self._parts.admission.enter(request)
+            if span.is_recording() and grant.story is not None:
+                span.set_attributes({"why": grant.story.text(), "executor": grant.executor, "cold": grant.story.cold})
         queue_ms = (self._parts.clock.monotonic() - arrived) * 1000
         try:
-            return await attempt(grant.executor, queue_ms)
+            with tracing.part("router.attempt", executor=grant.executor):
+                return await attempt(grant.executor, queue_ms)
         except LoraportError as error:
             failed = grant.executor
             if error.code != Code.UNAVAILABLE:
@@ -87,7 +92,8 @@ class Passage:
                 if error.reason not in _GONE:
                     raise
                 grant = await self._enter_again(request)
-            return await attempt(grant.executor, queue_ms)
+            with tracing.part("router.attempt", executor=grant.executor, again=True):
+                return await attempt(grant.executor, queue_ms)
 
     async def _enter_again(self, request: Waiting) -> Grant:
         self.close()
@@ -145,7 +151,9 @@ class Passage:
         Raises:
             LoraportError: INTERNAL.
         """
-        if (revision_id, base_id) != (self._job.revision_id, self._job.base.base_id):
+        right = (revision_id, base_id) == (self._job.revision_id, self._job.base.base_id)
+        telemetry.count(metrics.ANSWERED, revision="right" if right else "wrong")
+        if not right:
             log.error("executor began with other weights", wanted=self._job.revision_id, began=revision_id)
             raise LoraportError("INTERNAL", "the executor began with other weights than were asked for")
 

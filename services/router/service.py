@@ -22,6 +22,7 @@ from services.router.fair_queue import FairQueue
 from services.router.fleet import Fleet
 from services.router.issuers import IssuerKeys
 from services.router.ledger import Ledger
+from services.router.measure import Meter
 from services.router.members import Members
 from services.router.passage import RelayParts
 from services.router.prices import PriceBook, Prices
@@ -31,6 +32,7 @@ from services.router.servicer import InferenceServicer
 from services.router.shared_work import SharedWork
 from services.router.text import BaseText, TextError
 from services.router.tokens import TokenChecker
+from services.shared import checks
 from services.shared.board import Board
 from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
@@ -41,6 +43,7 @@ from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.rpc.service import first_ended
+from services.shared.rpc.telemetry import add_telemetry
 from services.shared.trust import RoleSigner, TrustError, TrustStore
 
 log = structlog.get_logger()
@@ -67,6 +70,7 @@ class RouterService:
         self._clock = SystemClock()
         self._tls = config.tls.read()
         pepper, signing_key, trust = _secrets(config)
+        self._trust = trust
         registry = peer_channel(config.registry_address, config.tls)
         executors = {e.name: (e.base_model, peer_channel(e.address, config.tls)) for e in config.executors}
         self._channels = [registry, *(channel for _, channel in executors.values())]
@@ -87,7 +91,7 @@ class RouterService:
         self._exchange = Exchange(self._board, SharedWork(dispatch.ledger, router=uuid.uuid4().hex), clock=self._clock)
         self._admission = Admission(dispatch, clock=self._clock, executor_wait_s=config.executor_wait_s)
         relays = RelayParts(
-            self._admission, self._fleet, signing_key, self._clock, config.max_request_s, config.max_unread_s
+            self._admission, self._fleet, signing_key, self._clock, config.life.max_request_s, config.life.max_unread_s
         )
         records = RecordChecker(trust.keys("registry"), on_refused=_log_refused)
         trust.on_change(records.forget)
@@ -104,7 +108,12 @@ class RouterService:
         self._quota_board = _quota_board(config, quotas, self._catalog, self._clock)
         self._checker = TokenChecker(IssuerKeys(issuer, now=self._clock.monotonic) for issuer in config.token_issuers)
         keeper = Doorkeeper(self._catalog, pepper=pepper, now=self._clock.now, tokens=self._checker)
-        inference = InferenceServicer(door, relays, self._catalog, quotas, tokens=pages, clock=self._clock)
+        self._meter = Meter(
+            dispatch, self._catalog, objectives=config.objectives, max_running=config.max_running, clock=self._clock
+        )
+        inference = InferenceServicer(
+            door, relays, self._catalog, quotas, tokens=pages, clock=self._clock, meter=self._meter
+        )
         admin = RouterAdminServicer(
             self._catalog,
             self._fleet,
@@ -118,6 +127,7 @@ class RouterService:
         self._user, self._admin = Server(authorities, authenticate_user=keeper, options=USER_DOOR), Server(authorities)
         self._user.add(add_InferenceServiceServicer_to_server, inference)
         self._admin.add(add_RouterAdminServiceServicer_to_server, admin)
+        add_telemetry(self._admin, "router", self._checks(), clock=self._clock)
         self._syncing: asyncio.Task[None] | None = None
         self.user_port = 0
         self.admin_port = 0
@@ -141,7 +151,7 @@ class RouterService:
         """Lets running requests end, then stops everything else."""
         if self._syncing is not None:
             self._syncing.cancel()
-        await asyncio.gather(self._user.stop(self._config.drain_s), self._admin.stop(1.0))
+        await asyncio.gather(self._user.stop(self._config.life.drain_s), self._admin.stop(1.0))
         await self._quota_board.stop()
         await self._checker.stop()
         await self._admission.stop()
@@ -161,6 +171,20 @@ class RouterService:
         background = (self._fleet, self._bases, self._admission, self._exchange, self._quota_board)
         tasks = {catalog, *(task for part in background for task in part.tasks)}
         await first_ended(tasks)
+
+    async def sample(self) -> None:
+        """Sets the gauges."""
+        self._meter.sample()
+
+    def _checks(self) -> dict[str, checks.Check]:
+        config = self._config
+        return {
+            "certificate": checks.certificate(config.tls.certificate, self._clock),
+            "trust root": checks.trust_root(self._trust, self._clock),
+            "catalog": checks.catalog_synced(self._catalog),
+            "notice board": self._board.check,
+            "executors": self._meter.check_executors,
+        }
 
     async def _serve_when_synced(self) -> None:
         while not await self._catalog.wait_synced(SYNC_LOG_S):

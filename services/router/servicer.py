@@ -11,12 +11,13 @@ from services.router.auth import still_opens
 from services.router.catalog_view import AdapterSummary, list_adapters, not_found
 from services.router.door import Door, Job
 from services.router.events import Tokens
+from services.router.measure import Meter
 from services.router.passage import RelayParts
 from services.router.ports import Catalog
 from services.router.quota import Entry, Quotas
 from services.router.relay import Relay
 from services.router.scoring import score
-from services.shared import names
+from services.shared import names, tracing
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.paging import PageTokens, page_size
@@ -37,6 +38,7 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         *,
         tokens: PageTokens,
         clock: Clock,
+        meter: Meter,
     ) -> None:
         self._door = door
         self._relays = relays
@@ -44,14 +46,16 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         self._quotas = quotas
         self._tokens = tokens
         self._clock = clock
+        self._meter = meter
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         principal = current_call().principal
-        entry = self._enter(principal.role)
-        # The end of the call ends what it holds, also when nobody reads this generator to its end.
-        context.add_done_callback(lambda _context: entry.close())
-        with entry:
-            job = await self._door.admit(principal.role, wire.ask_from_proto(request))
+        with self._meter.watch("generate", principal.role) as watched, self._enter(principal.role) as entry:
+            # The end of the call ends what it holds, also when nobody reads this generator to its end.
+            context.add_done_callback(lambda _context: (entry.close(), watched.end()))
+            with tracing.part("router.admit"):
+                job = await self._door.admit(principal.role, wire.ask_from_proto(request))
+            watched.admitted(job)
             self._count(entry, job)
             relay = Relay(job, self._relays, timeout_s=context.time_remaining())
             context.add_done_callback(lambda _context: relay.close())
@@ -61,15 +65,20 @@ class InferenceServicer(stubs.InferenceServiceServicer):
                     if not still_opens(self._catalog.view, principal, now=self._clock.now()):
                         raise LoraportError("INVALID_CREDENTIAL")
                     entry.began()
+                    watched.saw(event)
                     if isinstance(event, Tokens):
                         entry.tokens(len(event.token_ids))
                     yield wire.event_to_proto(event)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        with self._enter(_tenant()) as entry:
-            job = await self._door.admit_score(_tenant(), wire.score_ask_from_proto(request))
+        with self._meter.watch("score", _tenant()) as watched, self._enter(_tenant()) as entry:
+            with tracing.part("router.admit"):
+                job = await self._door.admit_score(_tenant(), wire.score_ask_from_proto(request))
+            watched.admitted(job)
             self._count(entry, job)
-            return wire.scored_to_proto(await score(job, self._relays, timeout_s=context.time_remaining()))
+            scored = await score(job, self._relays, timeout_s=context.time_remaining())
+            watched.scored(scored)
+            return wire.scored_to_proto(scored)
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Any) -> pb.CountTokensResponse:
         target, prompt = wire.target_from_proto(request.target), wire.prompt_from_proto(request)

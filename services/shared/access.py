@@ -174,6 +174,10 @@ POLICIES = MappingProxyType(
             "SetMode": _policy("admin"),
         },
     )
+    | _service(
+        "telemetry.v1.TelemetryService",
+        dict.fromkeys(("GetProcess", "GetTrace", "GetMetrics", "RunChecks"), _ADMIN),
+    )
     # Health says SERVING or NOT_SERVING and nothing else, so orchestrators may ask without an identity.
     | {"/grpc.health.v1.Health/Check": _policy("health"), "/grpc.health.v1.Health/Watch": _policy("health")}
 )

@@ -6,6 +6,7 @@ import structlog
 import valkey.asyncio
 from valkey.exceptions import ValkeyError
 
+from services.shared.checks import Finding
 from services.shared.residency import TTL_S, Notice, decode, encode, key
 
 log = structlog.get_logger()
@@ -78,6 +79,17 @@ class Board:
                 await self._client.hdel(WORK_KEY, router)
             except (ValkeyError, OSError) as error:
                 self._note(False, error)
+
+    async def check(self) -> Finding:
+        """A check for `loraport doctor`."""
+        if self._client is None:
+            return Finding("GOOD", "none is configured")
+        try:
+            await self._client.ping()
+        except (ValkeyError, OSError) as error:
+            advice = "start it again; until then every service goes by its own view"
+            return Finding("WARNING", f"does not answer: {type(error).__name__}", advice)
+        return Finding("GOOD", "answers")
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -19,6 +19,7 @@ from loraport.log.checkpoint import Checkpoint
 from loraport.log.leaf import Kind, LeafError, parse_leaf
 from loraport.registry.v1 import log_service_pb2 as pb
 from loraport.registry.v1.log_service_pb2_grpc import LogServiceStub
+from services.shared import tracing
 from services.shared.catalog import RevisionItem
 from services.shared.checkpoint import CheckpointKeeper
 from services.shared.errors import LoraportError
@@ -55,12 +56,14 @@ class LogClient:
         self._stub = LogServiceStub(channel)
 
     async def newest_size(self) -> int:
-        answer = await _answer(self._stub.GetCheckpoint(pb.GetCheckpointRequest(), timeout=CALL_S))
+        answer = await _answer(
+            self._stub.GetCheckpoint(pb.GetCheckpointRequest(), timeout=CALL_S, metadata=tracing.outgoing())
+        )
         return int(answer.tree_size)
 
     async def inclusion(self, index: int, tree_size: int) -> tuple[bytes, Sequence[bytes]]:
         request = pb.GetInclusionProofRequest(leaf_index=index, tree_size=tree_size)
-        answer = await _answer(self._stub.GetInclusionProof(request, timeout=CALL_S))
+        answer = await _answer(self._stub.GetInclusionProof(request, timeout=CALL_S, metadata=tracing.outgoing()))
         return answer.body, tuple(answer.hashes)
 
 

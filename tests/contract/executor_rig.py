@@ -68,6 +68,7 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
     epoch: int = 1
     served: dict[str, int] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
+    rollouts: list[catalog.CatalogRollout] = field(default_factory=list)
     refuse: str = ""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -146,6 +147,7 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
                 )
                 for p in self.published.values()
             ]
+            items += [catalog.CatalogItem(rollout=rollout) for rollout in self.rollouts]
             yield catalog.WatchResponse(epoch=seen, items=items, synced=True, checkpoint=self.checkpoint())
             async with self.changed:
                 await self.changed.wait_for(lambda: self.epoch > seen)  # noqa: B023 - waited for at once
@@ -317,7 +319,7 @@ def _config(tmp_path: Path, base_dir: Path, peer_port: int, **settings: Any) -> 
         "pool_bytes": 1 << 22,
         "model": {"threads": 1},
         "life": {"drain_s": 2.0},
-        "load_timeout_s": 20.0,
+        "loads": {"timeout_s": 20.0},
         **settings,
     }
     return from_mapping(ExecutorConfig, json.loads(json.dumps(value)), where="test")

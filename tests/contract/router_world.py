@@ -325,7 +325,7 @@ class World:
             "pepper_file": str(self.folder / "pepper"),
             "executor_wait_s": 0.3,
             "poll_interval_s": 0.1,
-            "drain_s": 0.2,
+            "life": {"drain_s": 0.2},
             **self.overrides,
         }
 

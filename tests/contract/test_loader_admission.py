@@ -26,7 +26,7 @@ def address(folder: Path) -> Iterator[str]:
 async def test_a_tenants_bytes_of_a_day(tmp_path: Path, address: str, folder: Path) -> None:
     size = len(weights(tensors())) + MAX_CONFIG_BYTES
     day = size * 3 // 2
-    limits = {"max_weights_bytes": size - MAX_CONFIG_BYTES, "admission": {"tenant_bytes_per_day": day}}
+    limits = {"admission": {"max_weights_bytes": size - MAX_CONFIG_BYTES, "tenant_bytes_per_day": day}}
     async with running(tmp_path, address, folder, **limits) as rig:
         first, second = (rig.registry.register(seed=seed) for seed in (301, 302))
         assert (await rig.upload(first)).admitted
@@ -45,7 +45,7 @@ async def test_a_tenants_bytes_of_a_day(tmp_path: Path, address: str, folder: Pa
 async def test_small_weights_do_not_bring_their_configs_for_nothing(tmp_path: Path, address: str, folder: Path) -> None:
     """Aborted uploads of one session: each may send a config, which is announced nowhere."""
     size = len(weights(tensors()))
-    limits = {"max_weights_bytes": size, "admission": {"tenant_bytes_per_day": 3 * (size + MAX_CONFIG_BYTES)}}
+    limits = {"admission": {"max_weights_bytes": size, "tenant_bytes_per_day": 3 * (size + MAX_CONFIG_BYTES)}}
     async with running(tmp_path, address, folder, **limits) as rig:
         bundle = rig.registry.register(seed=306)
         refused = [await reason(rig.upload(bundle, content=b"")) for _ in range(4)]

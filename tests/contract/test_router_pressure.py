@@ -28,7 +28,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world.registry.items += [world.registry.base()]
     for tenant in ("acme", "globex"):
         world.registry.items += [*world.registry.tenant(tenant), *world.registry.adapter(tenant, "pirate")]
-    world.overrides = {"executor_window": 4, "max_unread_s": 0.5}
+    world.overrides = {"executor_window": 4, "life": {"drain_s": 0.2, "max_unread_s": 0.5}}
     await world.start_registry()
     await world.start_executor("e0")
     await world.start_router()

@@ -114,11 +114,11 @@ def environment() -> dict[str, str]:
 
 
 def free_port_base() -> int:
-    """Returns a first port such that all 22 of a stack are free now."""
+    """Returns a first port such that all that a stack may take are free now."""
     chooser = random.SystemRandom()
     while True:
-        base = chooser.randrange(20_000, 31_000, 32)
-        if all(port_free(base + offset) for offset in range(22)):
+        base = chooser.randrange(20_000, 31_000, 48)
+        if all(port_free(base + offset) for offset in range(40)):
             return base
 
 

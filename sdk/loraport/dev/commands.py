@@ -176,7 +176,13 @@ def _registry_config(layout: Layout, ports: Ports) -> dict[str, Any]:
         "signing_key_file": str(layout.trust / "registry.key"),
         "timestamp_key_file": str(layout.trust / "timestamp.key"),
         "pepper_file": str(layout.secret("pepper")),
+        "telemetry": _telemetry(ports, ports.registry),
     }
+
+
+def _telemetry(ports: Ports, port: int) -> dict[str, Any]:
+    """On a local stack every request is traced."""
+    return {"metrics_listen": f"{HOST}:{ports.metrics(port)}", "trace_ratio": 1.0}
 
 
 def _loader_config(layout: Layout, ports: Ports) -> dict[str, Any]:
@@ -192,6 +198,7 @@ def _loader_config(layout: Layout, ports: Ports) -> dict[str, Any]:
         "s3_credentials": str(layout.secret("s3")),
         "spool_dir": str(layout.data / "spool"),
         "node": {"handover_socket": _socket_path(layout)},
+        "telemetry": _telemetry(ports, ports.loader),
     }
 
 
@@ -220,6 +227,7 @@ def _router_config(plan: StackPlan) -> dict[str, Any]:
         "valkey_url": _valkey_url(layout, ports),
         # An executor that ended is started again; a request may wait for that.
         "executor_wait_s": EXECUTOR_WAIT_S,
+        "telemetry": _telemetry(ports, ports.router),
     }
 
 
@@ -242,6 +250,7 @@ def _executor_config(plan: StackPlan, executor: ExecutorPlan, port: int) -> dict
         "checkpoint": {"state_file": str(layout.floor(executor.name))},
         "loader_address": f"{HOST}:{ports.loader}",
         "valkey_url": _valkey_url(layout, ports),
+        "telemetry": _telemetry(ports, port),
     }
 
 
@@ -263,6 +272,15 @@ def make_endpoints(plan: StackPlan) -> dict[str, Any]:
         },
         "valkey": f"{HOST}:{ports.valkey}",
         "s3": f"http://{HOST}:{ports.s3}",
+        "metrics": {
+            name: f"http://{HOST}:{ports.metrics(port)}/metrics"
+            for name, port in (
+                ("router", ports.router),
+                ("registry", ports.registry),
+                ("loader", ports.loader),
+                *((executor.name, ports.executor(index)) for index, executor in enumerate(plan.executors)),
+            )
+        },
         "bases": {base.name: str(base.directory) for base in plan.bases},
         "dtype": plan.dtype,
         "dedicated": plan.dedicated,

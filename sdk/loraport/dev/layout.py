@@ -36,7 +36,7 @@ class StackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of one stack: `base` to `base` + 21."""
+    """The ports of one stack: `base` to `base` + 40."""
 
     base: int
 
@@ -79,6 +79,10 @@ class Ports:
         """Object store."""
         return self.base + 21
 
+    def metrics(self, port: int) -> int:
+        """Prometheus endpoint of the service whose first port is `port`."""
+        return port + 30
+
     def used(self, executors: int) -> Iterator[tuple[str, int]]:
         """Yields (what, port) of everything that a stack with so many executors listens on."""
         yield "router", self.router
@@ -90,6 +94,8 @@ class Ports:
         yield "loader upload", self.loader_upload
         yield "valkey", self.valkey
         yield "s3", self.s3
+        for port in (self.router, self.registry, self.loader, *map(self.executor, range(executors))):
+            yield "metrics", self.metrics(port)
 
 
 @dataclass(frozen=True, slots=True)

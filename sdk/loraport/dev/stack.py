@@ -37,7 +37,7 @@ READY_TIMEOUT_S = 300.0
 PLACEABLE_TIMEOUT_S = 30.0
 DRAIN_S = 25.0
 STATUS_TIMEOUT_S = 3.0
-HIGHEST_PORT_BASE = 65_535 - 21
+HIGHEST_PORT_BASE = 65_535 - 40
 # Users first, storage last, so that a request in flight finds everything it needs until it has ended.
 STOP_ORDER = (("router",), ("executor",), ("loader",), ("registry",), ("s3", "valkey"))
 

@@ -25,7 +25,7 @@ from services.executor.engine.state import EngineState, read_state
 from services.executor.plan import Plan
 from services.executor.request import Event, FinishReason, RefusalReason, Refused, RequestSpec
 from services.executor.scheduler import Scheduler
-from services.executor.step_meter import StepMeter
+from services.executor.step_meter import StepMeter, StepNote
 
 _T = TypeVar("_T")
 _WHOLE = 2**62  # a budget for all there is
@@ -189,6 +189,10 @@ class Engine:
         return self._turn if self._working else None
 
     def give_up(self) -> None:
+    def take_steps(self) -> list[StepNote]:
+        """Return the steps that have run since the last call, at most step_meter.MAX_NOTES of them."""
+        return self._meter.take()
+
         """The device thread is stuck: say FAILED and take nothing more. What is open stays open. No lock."""
         self._failed = True
 

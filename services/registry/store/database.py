@@ -103,6 +103,12 @@ class Database:
         with self.read() as connection:
             return int(connection.execute(_EPOCH).scalar_one())
 
+    @property
+    def folder(self) -> str | None:
+        """The directory of the database's file; None when it is a server's."""
+        url = self.engine.url
+        return str(Path(url.database).parent) if url.get_backend_name() == "sqlite" and url.database else None
+
     def close(self) -> None:
         """Closes every connection."""
         self.engine.dispose()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, text, update
+from sqlalchemy import Connection, bindparam, func, insert, select, text, update
 
 from loraport.bundle.digest import sha256_digest
 from loraport.log.leaf import Kind
@@ -51,6 +51,12 @@ def require(row: RevisionRow | None) -> RevisionRow:
     if row is None:
         raise LoraportError("REVISION_NOT_FOUND")
     return row
+
+
+def count_states(connection: Connection) -> dict[str, int]:
+    """Returns how many announcements are in each state."""
+    state = revisions.c.state
+    return {str(name): int(count) for name, count in connection.execute(select(state, func.count()).group_by(state))}
 
 
 def list_revisions(connection: Connection, adapter_id: int, *, after: Key | None, limit: int) -> list[RevisionRow]:

@@ -18,7 +18,9 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from opentelemetry.trace import INVALID_SPAN, Span
 
+from services.shared import metrics, telemetry, tracing
 from services.shared.access import POLICIES, Principal, authorize, require_policies
 from services.shared.errors import LoraportError
 from services.shared.rpc.identity import CertificateAuthorities
@@ -28,6 +30,7 @@ log = structlog.get_logger()
 
 MAX_CONTROL_BYTES = 1 << 20
 REQUEST_ID_KEY = "x-request-id"
+REQUEST_ID_LENGTH = 64
 ANONYMOUS = Principal("session", "anonymous", "anonymous")
 
 # Milliseconds and counts. so_reuseport is off, else a second process could take the port unnoticed.
@@ -96,19 +99,28 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _unary(self, behaviour: Any, method: str, metadata: dict[str, str]) -> Any:
         async def call(request: Any, context: Any) -> Any:
+            seen = _Seen(method)
             try:
-                await self._admit(method, metadata, context, needs_deadline=not hasattr(request, "__aiter__"))
+                seen.span = await self._admit(
+                    method, metadata, context, needs_deadline=not hasattr(request, "__aiter__")
+                )
                 result = behaviour(request, context)
                 return await result if inspect.isawaitable(result) else result
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, seen.failed(error))
+            except asyncio.CancelledError:
+                seen.code = "CANCELLED"
+                raise
+            finally:
+                seen.ended()
 
         return call
 
     def _streaming(self, behaviour: Any, method: str, metadata: dict[str, str]) -> Any:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            seen = _Seen(method)
             try:
-                await self._admit(method, metadata, context, needs_deadline=False)
+                seen.span = await self._admit(method, metadata, context, needs_deadline=False)
                 result = behaviour(request, context)
                 if inspect.isawaitable(result):  # it writes to the context, as grpc's own health service does
                     await result
@@ -116,12 +128,17 @@ class Guard(grpc.aio.ServerInterceptor):
                 async for response in result:
                     yield response
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, seen.failed(error))
+            except (asyncio.CancelledError, GeneratorExit):
+                seen.code = "CANCELLED"
+                raise
+            finally:
+                seen.ended()
 
         return call
 
-    async def _admit(self, method: str, metadata: dict[str, str], context: Any, *, needs_deadline: bool) -> None:
-        request_id = metadata.get(REQUEST_ID_KEY, "")[:64] or uuid.uuid4().hex
+    async def _admit(self, method: str, metadata: dict[str, str], context: Any, *, needs_deadline: bool) -> Span:
+        request_id = metadata.get(REQUEST_ID_KEY, "")[:REQUEST_ID_LENGTH] or uuid.uuid4().hex
         principal = ANONYMOUS
         try:
             principal = await self._authenticate(method, metadata, context)
@@ -134,6 +151,8 @@ class Guard(grpc.aio.ServerInterceptor):
             if self._on_refused is not None:
                 self._on_refused(Call(principal, request_id, method), error)
             raise
+        trusted = principal.plane in ("peer", "admin")
+        return tracing.enter(method, metadata, request_id=request_id, trusted=trusted)
 
     async def _authenticate(self, method: str, metadata: dict[str, str], context: Any) -> Principal:
         planes = POLICIES[method].planes
@@ -146,16 +165,40 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._authorities.principal(context.auth_context())
 
 
-async def _abort(context: Any, method: str, error: Exception) -> None:
+class _Seen:
+    """What is told of one call when it has ended: its time and code, and its span if it has one."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.code = "OK"
+        self.span: Span = INVALID_SPAN
+        self._began = time.monotonic()
+
+    def failed(self, error: Exception) -> Exception:
+        """Returns what the caller is told of an error; of one that no code of ours raised on purpose, nothing."""
+        if isinstance(error, grpc.aio.AbortError):
+            return error
+        if isinstance(error, NotImplementedError):
+            error = LoraportError("NOT_IMPLEMENTED")
+        if not isinstance(error, LoraportError):
+            incident = uuid.uuid4().hex[:12]
+            log.error("unexpected failure", method=self.method, incident=incident, exc_info=error)
+            error = LoraportError("INTERNAL", f"internal error, incident {incident}", metadata={"incident": incident})
+        self.code = error.code.name
+        self.span.set_attribute("reason", error.reason)
+        return error
+
+    def ended(self) -> None:
+        self.span.set_attribute("code", self.code)
+        self.span.end()
+        took_s = time.monotonic() - self._began
+        telemetry.observe(metrics.RPC_DURATION, took_s, method=self.method, code=self.code)
+
+
+async def _abort(context: Any, error: Exception) -> None:
     """Ends the call with the status of `error`."""
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if isinstance(error, NotImplementedError):
-        error = LoraportError("NOT_IMPLEMENTED")
     if not isinstance(error, LoraportError):
-        incident = uuid.uuid4().hex[:12]
-        log.error("unexpected failure", method=method, incident=incident, exc_info=error)
-        error = LoraportError("INTERNAL", f"internal error, incident {incident}", metadata={"incident": incident})
+        raise error
     await context.abort(grpc_code(error.code), clip(error.message), trailing_metadata(error))
 
 

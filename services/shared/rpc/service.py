@@ -13,12 +13,13 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from services.shared import telemetry
+from services.shared import metrics, telemetry
 from services.shared.config import ConfigError, load_config
 
 log = structlog.get_logger()
 
-C = TypeVar("C")
+# How often gauges are set.
+SAMPLE_S = 2.0
 
 
 class Service(Protocol):
@@ -33,6 +34,17 @@ class Service(Protocol):
     async def failed(self) -> None:
         """Returns when the service cannot go on; never returns otherwise."""
 
+    async def sample(self) -> None:
+        """Sets the gauges, and the counters that are kept elsewhere, to what they are now."""
+
+
+class ServiceConfig(Protocol):
+    """What `main` needs of a configuration."""
+
+    @property
+    def telemetry(self) -> telemetry.TelemetryConfig:
+        """What the process tells of itself."""
+
 
 async def first_ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Returns when one of the tasks has ended, which only a bug can make them do, and says which and why.
@@ -44,6 +56,9 @@ async def first_ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in done:
         why = None if task.cancelled() else task.exception()
         log.error("background task ended", task=task.get_name(), exc_info=why)
+
+
+C = TypeVar("C", bound=ServiceConfig)
 
 
 def main(name: str, config_type: type[C], build: Callable[[C], Awaitable[Service]]) -> int:
@@ -66,16 +81,32 @@ async def _run(name: str, config: C, build: Callable[[C], Awaitable[Service]]) -
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service = await build(config)
+    port = telemetry.start(name, config.telemetry)
     await service.start()
+    telemetry.gauge(metrics.BUILD, 1)
+    sampling = asyncio.create_task(_sample(service))
     # What is there by now stays: searching it for garbage again and again held calls up for 50 ms.
     gc.collect()
     gc.freeze()
-    log.info("serving", service=name)
+    log.info("serving", service=name, metrics_port=port)
     stopping = asyncio.create_task(stop.wait())
     failing = asyncio.create_task(service.failed())
     await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
     failed = failing.done()
-    for task in (stopping, failing):
+    for task in (stopping, failing, sampling):
         task.cancel()
     await service.stop()
     return 1 if failed else 0
+
+
+async def _sample(service: Service) -> None:
+    """Keeps the gauges up to date; a failure costs no more than an old value."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            await service.sample()
+        except Exception as error:
+            log.warning("gauges are not up to date", exc_info=error)
+        due = loop.time() + SAMPLE_S
+        await asyncio.sleep(SAMPLE_S)
+        telemetry.observe(metrics.LOOP_LAG, max(0.0, loop.time() - due))

@@ -1,0 +1,186 @@
+"""One trace per request: spans in, W3C context on the wire, and the newest traces in memory.
+
+A request of a user, an upload or an import begins a trace, if the sampler takes it; a call of a peer or an admin
+continues the caller's, if that is sampled; nothing else makes spans. What a user sends as `traceparent` is not looked
+at: nobody outside decides what is sampled, or hides in somebody else's trace.
+
+Attributes are facts that this code states (ids of revisions, names of executors, counts, times), never text that came
+with a request. The one exception is the request id, by which its caller finds it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
+    from services.shared.telemetry import TelemetryConfig
+
+TRACEPARENT = "traceparent"
+REQUEST_ID = "request_id"
+MAX_SPANS = 256
+# What begins a trace where nobody has begun one.
+ROOTS = frozenset(
+    {
+        "/loraport.router.v1.InferenceService/Generate",
+        "/loraport.router.v1.InferenceService/Score",
+        "/loraport.loader.v1.LoaderService/Upload",
+        "/loraport.loader.v1.LoaderService/Import",
+    }
+)
+_PROPAGATOR = TraceContextTextMapPropagator()
+Attribute = str | int | float | bool
+
+_tracer: trace.Tracer = trace.get_tracer("loraport")
+
+
+class TraceStore:
+    """The newest traces that passed this process, as an OpenTelemetry span processor. Safe from any thread."""
+
+    def __init__(self, kept: int) -> None:
+        """`kept` is the number of traces; each has at most MAX_SPANS spans."""
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._traces: OrderedDict[str, list[Any]] = OrderedDict()
+        self._requests: OrderedDict[str, str] = OrderedDict()
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        """Nothing: a span counts when it has ended."""
+
+    def _on_ending(self, span: Any) -> None:
+        """Nothing."""
+
+    def on_end(self, span: Any) -> None:
+        """Keeps a span that has ended."""
+        trace_id = trace.format_trace_id(span.context.trace_id)
+        request_id = (span.attributes or {}).get(REQUEST_ID)
+        with self._lock:
+            spans = self._traces.setdefault(trace_id, [])
+            self._traces.move_to_end(trace_id)
+            if len(spans) < MAX_SPANS:
+                spans.append(span)
+            if request_id:
+                self._requests[str(request_id)] = trace_id
+            while len(self._traces) > self._kept:
+                self._traces.popitem(last=False)
+            while len(self._requests) > self._kept:
+                self._requests.popitem(last=False)
+
+    def shutdown(self) -> None:
+        """Nothing."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing waits here."""
+        return True
+
+    def find(self, *, trace_id: str = "", request_id: str = "") -> tuple[str, list[Any]]:
+        """Returns the trace of a request and its ended spans by their start; an empty id when it is not known."""
+        with self._lock:
+            found = trace_id or self._requests.get(request_id, "")
+            spans = list(self._traces.get(found, ()))
+        return (found if spans else ""), sorted(spans, key=lambda span: span.start_time)
+
+
+_store: TraceStore = TraceStore(1)
+
+
+def start(resource: "Resource", config: "TelemetryConfig", *, export: bool) -> None:
+    """Begins to record; `export` sends spans over OTLP as well. Called once."""
+    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    provider = SdkTracerProvider(sampler=ParentBased(TraceIdRatioBased(config.trace_ratio)), resource=resource)
+    use(provider, kept=config.traces_kept)
+    if export:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from services.shared.telemetry import otlp_target
+
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(**otlp_target(config.otlp_endpoint))))
+    trace.set_tracer_provider(provider)
+
+
+def use(provider: TracerProvider, *, kept: int = 16) -> Callable[[], None]:
+    """Makes spans with `provider`, an SDK's, from now on, and keeps them; returns what takes that back."""
+    global _tracer, _store
+    before = _tracer, _store
+
+    def restore() -> None:
+        global _tracer, _store
+        _tracer, _store = before
+
+    _tracer, _store = provider.get_tracer("loraport"), TraceStore(kept)
+    provider.add_span_processor(_store)  # type: ignore[attr-defined]
+    return restore
+
+
+def store() -> TraceStore:
+    """Returns the newest traces of this process."""
+    return _store
+
+
+def enter(method: str, metadata: Mapping[str, str], *, request_id: str, trusted: bool) -> Span:
+    """Begins the span of a call that is served, and makes it the current one for the rest of its task.
+
+    `trusted` says that the caller is one whose `traceparent` counts. Without a trace the span is one of nothing.
+    """
+    parent = None
+    if trusted and TRACEPARENT in metadata:
+        parent = _PROPAGATOR.extract({TRACEPARENT: metadata[TRACEPARENT]}, otel_context.Context())
+        if not trace.get_current_span(parent).get_span_context().trace_flags.sampled:
+            return INVALID_SPAN
+    elif method not in ROOTS:
+        return INVALID_SPAN
+    name = method.removeprefix("/loraport.").replace(".v1.", ".").replace("/", ".")
+    span = _tracer.start_span(name, parent or otel_context.Context(), kind=SpanKind.SERVER)
+    if method in ROOTS and span.is_recording():
+        span.set_attribute(REQUEST_ID, request_id)
+    otel_context.attach(trace.set_span_in_context(span))
+    return span
+
+
+def outgoing() -> tuple[tuple[str, str], ...] | None:
+    """Returns the metadata that lets a peer go on with the current trace; None when there is nothing to go on with."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid or not context.trace_flags.sampled:
+        return None
+    value = f"00-{trace.format_trace_id(context.trace_id)}-{trace.format_span_id(context.span_id)}-01"
+    return ((TRACEPARENT, value),)
+
+
+def begin(name: str, **attributes: Attribute) -> Span:
+    """Begins a part of the current span, for its owner to `end`; it does not become the current one."""
+    if not trace.get_current_span().is_recording():
+        return INVALID_SPAN
+    return _tracer.start_span(name, attributes=attributes)
+
+
+@contextmanager
+def part(name: str, **attributes: Attribute) -> Iterator[Span]:
+    """What happens inside is a part of the current span. Not around a `yield` of a generator."""
+    if not trace.get_current_span().is_recording():
+        yield INVALID_SPAN
+        return
+    with _tracer.start_as_current_span(name, attributes=attributes, record_exception=False) as span:
+        yield span
+
+
+def note(**attributes: Attribute) -> None:
+    """States facts about the current span."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        span.set_attributes(attributes)
+
+
+def current() -> Span:
+    """Returns the current span; one of nothing where there is none."""
+    return trace.get_current_span()
