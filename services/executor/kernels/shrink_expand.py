@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
+from services.executor.kernels.threads import on_one_thread
+
 # Multiply-adds below which a dense product is left to one thread. MKL shares it from 28 rows on, and handing over costs
-# more than it gains: rank 8 to 1,536 columns takes 13 µs for 24 rows and 34 µs for 32. To change the number of threads
-# takes less than a microsecond.
+# more than it gains: rank 8 to 1,536 columns takes 13 µs for 24 rows and 34 µs for 32.
 _SHARED = 1 << 20
 
 
@@ -74,12 +75,7 @@ def add_run(y: torch.Tensor, x: torch.Tensor, run: Run, layer: int) -> None:
     if x.shape[0] * rank * widest >= _SHARED:
         _add_run(y, x, run, layer)
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        _add_run(y, x, run, layer)
-    finally:
-        torch.set_num_threads(threads)
+    on_one_thread(_add_run, y, x, run, layer)
 
 
 def _add_run(y: torch.Tensor, x: torch.Tensor, run: Run, layer: int) -> None:
