@@ -190,3 +190,7 @@ def _journals() -> None:
         sa.PrimaryKeyConstraint("principal", "method", "request_id"),
     )
     op.create_index("ix_request_results_create_us", "request_results", ["create_us"])
+
+
+def downgrade() -> None:
+    raise NotImplementedError("0001 has no way back: there is no release before the first tables")

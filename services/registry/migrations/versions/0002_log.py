@@ -58,3 +58,9 @@ def _postgresql() -> None:
             f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
             "FOR EACH STATEMENT EXECUTE FUNCTION loraport_append_only()"
         )
+
+
+def downgrade() -> None:
+    raise NotImplementedError(
+        "0002 has no way back: the log is signed history; a release without it would go on as if nothing had been said"
+    )

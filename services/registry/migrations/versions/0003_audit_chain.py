@@ -42,3 +42,9 @@ def _chain() -> None:
             sa.text("UPDATE audit_events SET sequence = :new, hash = :hash WHERE sequence = :old"),
             {"new": sequence, "hash": last, "old": row["sequence"]},
         )
+
+
+def downgrade() -> None:
+    raise NotImplementedError(
+        "0003 has no way back: a release that does not chain audit events would break their chain"
+    )

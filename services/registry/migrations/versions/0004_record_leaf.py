@@ -35,3 +35,7 @@ def _find() -> None:
                 sa.text("UPDATE revisions SET record_leaf = :leaf WHERE adapter_id = :adapter AND version = :version"),
                 {"leaf": index, "adapter": adapter_id, "version": version},
             )
+
+
+def downgrade() -> None:
+    raise NotImplementedError("0004 has no way back: a release without it would serve records that are in no log")

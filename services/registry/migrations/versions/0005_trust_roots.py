@@ -46,3 +46,9 @@ def upgrade() -> None:
                     f"CREATE TRIGGER {table}_no_{change.lower()} BEFORE {change} ON {table} "
                     f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
                 )
+
+
+def downgrade() -> None:
+    raise NotImplementedError(
+        "0005 has no way back: a release without trust roots would believe keys that have been replaced"
+    )

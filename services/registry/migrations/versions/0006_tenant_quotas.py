@@ -12,3 +12,7 @@ depends_on = None
 def upgrade() -> None:
     # The default stays, as in 0004.
     op.add_column("tenants", sa.Column("quota", sa.JSON(), nullable=False, server_default="{}"))
+
+
+def downgrade() -> None:
+    op.drop_column("tenants", "quota")
