@@ -62,6 +62,15 @@ class RegistryClient:
     def seen(self) -> Seen | None:
         return self._keeper.seen
 
+    @property
+    def epoch(self) -> int:
+        """The newest epoch of the catalog that has come."""
+        return self._catalog.view.epoch
+
+    def checks(self, clock: Clock) -> dict[str, Check]:
+        """Checks for `loraport doctor`."""
+        return {"catalog": catalog_synced(self._catalog), "checkpoint": checkpoint(self._keeper, clock)}
+
     async def standing(self, revision_id: str) -> Standing:
         self._keeper.require_alive()
         item = self._catalog.view.revisions.get(revision_id)
@@ -72,15 +81,6 @@ class RegistryClient:
             item = self._catalog.view.revisions.get(revision_id)
         if item is None or item.state != "ACTIVE":
             raise LoraportError("REVISION_NOT_ACTIVE")
-    @property
-    def epoch(self) -> int:
-        """The newest epoch of the catalog that has come."""
-        return self._catalog.view.epoch
-
-    def checks(self, clock: Clock) -> dict[str, Check]:
-        """Checks for `loraport doctor`."""
-        return {"catalog": catalog_synced(self._catalog), "checkpoint": checkpoint(self._keeper, clock)}
-
         known = self._checked.get(revision_id)
         if known is None or known[0] is not item:
             standing = self._check(item)

@@ -22,8 +22,8 @@ from services.executor.registry_client import RegistryClient
 from services.executor.reporter import Reporter
 from services.executor.servicer import ExecutorServicer, Identity
 from services.executor.watchdog import LastResort, Watchdog
-from services.shared.board import Board
 from services.shared import checks, metrics, telemetry
+from services.shared.board import Board
 from services.shared.catalog import RevisionItem
 from services.shared.checkpoint import CheckpointKeeper, checkpoint_keys, prove_by
 from services.shared.clock import Clock, SystemClock
@@ -33,8 +33,8 @@ from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.rpc.service import first_ended
-from services.shared.trust import TrustError, TrustStore, state_file
 from services.shared.rpc.telemetry import add_telemetry
+from services.shared.trust import TrustError, TrustStore, state_file
 
 log = structlog.get_logger()
 
@@ -62,10 +62,10 @@ class ExecutorService:
         trust.on_change(self._registry.forget)
         self._board = Board(config.valkey_url)
         self._device: Device | None = None
+        self._base_bytes = 0
         self._berths: Berths | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._last_resort = last_resort
-        self._base_bytes = 0
         self._watchdog: Watchdog | None = None
         self._stuck = asyncio.Event()
         self.port = 0
@@ -107,13 +107,13 @@ class ExecutorService:
             clock=self._clock,
         )
         self._server.add(add_ExecutorServiceServicer_to_server, servicer)
+        add_telemetry(self._server, "executor", self._checks(), clock=self._clock)
         device.engine.start()
         self._watchdog = self._watch(device.engine)
         self._registry.start()
         reporter = Reporter(
             self._board,
             device.engine.state,
-        add_telemetry(self._server, "executor", self._checks(), clock=self._clock)
             executor=config.name,
             base_id=base,
             epoch=identity.epoch,
@@ -121,13 +121,6 @@ class ExecutorService:
         )
         self._reporting = asyncio.create_task(reporter.run())
         await self._server.start()
-
-    def _watch(self, engine: Engine) -> Watchdog:
-        loop = asyncio.get_running_loop()
-
-        def on_stuck() -> None:  # on the watchdog's thread
-            engine.give_up()
-            loop.call_soon_threadsafe(self._stuck.set)
 
     async def sample(self) -> None:
         """Sets the gauges."""
@@ -149,6 +142,13 @@ class ExecutorService:
             "loader": checks.reachable("the loader", config.loader_address, "see whether it serves, and its log"),
             "notice board": self._board.check,
         }
+
+    def _watch(self, engine: Engine) -> Watchdog:
+        loop = asyncio.get_running_loop()
+
+        def on_stuck() -> None:  # on the watchdog's thread
+            engine.give_up()
+            loop.call_soon_threadsafe(self._stuck.set)
 
         limit_s = self._config.life.step_timeout_s
         watchdog = Watchdog(engine.turn, limit_s=limit_s, on_stuck=on_stuck, last_resort=self._last_resort)
@@ -244,6 +244,11 @@ class ExecutorService:
             self._berths.gone(items)
 
 
+def _weights_bytes(spec: BaseSpec, dtype: str) -> int:
+    """Returns what a step reads of the base's matrices, as they are computed."""
+    return sum(m.in_features * m.out_features for m in spec.modules) * (2 if dtype == "bfloat16" else 4)
+
+
 def _on_fault(error: BaseException) -> None:
     log.error("a fault on the device thread", exc_info=error)
 
@@ -259,10 +264,5 @@ async def build(config: ExecutorConfig, *, last_resort: LastResort | None = None
     try:
         trust = TrustStore.load(config.trust_dir, state_file=state_file(config.checkpoint.state_file))
     except TrustError as error:
-def _weights_bytes(spec: BaseSpec, dtype: str) -> int:
-    """Returns what a step reads of the base's matrices, as they are computed."""
-    return sum(m.in_features * m.out_features for m in spec.modules) * (2 if dtype == "bfloat16" else 4)
-
-
         raise ConfigError(str(error)) from None
     return ExecutorService(config, trust=trust, clock=SystemClock(), last_resort=last_resort)

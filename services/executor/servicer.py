@@ -19,8 +19,8 @@ from services.executor.engine.state import EngineState
 from services.executor.execution import Execution
 from services.executor.ports import Registry
 from services.executor.request import Ended, RefusalReason, Refused, RequestSpec, Started, Tokens
-from services.shared.checkpoint import told
 from services.shared import metrics, telemetry, tracing
+from services.shared.checkpoint import told
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.prefix_hash import tenant_salt
@@ -147,10 +147,10 @@ class ExecutorServicer(ExecutorServiceServicer):
             match event:
                 case Started() if not begun:
                     begun = True
+                    self._note_start(event)
                     yield pb.ExecuteResponse(
                         started=pb.ExecuteResponse.Started(
                             revision_id=revision_id,
-                    self._note_start(event)
                             base_id=self._identity.base_id,
                             load_ms=load_ms,
                             queue_ms=event.queue_s * 1000,
@@ -159,19 +159,19 @@ class ExecutorServicer(ExecutorServiceServicer):
                 case Tokens():
                     yield wire.tokens_to_proto(index, event)
                 case Ended() if event.reason.is_answer:
+                    _note_end(event)
                     yield wire.finished_to_proto(index, event)
                 case Ended():
+                    _note_end(event)
                     raise wire.failure(event.reason)
-                    _note_end(event)
 
-    async def EnsureDevice(
-                    _note_end(event)
-        self, request: pb.EnsureDeviceRequest, context: Any
-    ) -> AsyncIterator[pb.EnsureDeviceResponse]:
     def _note_start(self, event: Started) -> None:
         telemetry.observe(metrics.EXECUTOR_QUEUE, event.queue_s)
         tracing.note(executor=self._identity.name, queue_ms=event.queue_s * 1000)
 
+    async def EnsureDevice(
+        self, request: pb.EnsureDeviceRequest, context: Any
+    ) -> AsyncIterator[pb.EnsureDeviceResponse]:
         async with contextlib.aclosing(self._berths.ensure(_revision_id(request.revision_id))) as stages:
             async for stage in stages:
                 yield pb.EnsureDeviceResponse(stage=wire.stage_to_proto(stage))
@@ -183,6 +183,7 @@ class ExecutorServicer(ExecutorServiceServicer):
             raise wire.refusal(error) from None
         if held is None:
             raise LoraportError("REVISION_NOT_RESIDENT")
+        telemetry.count(metrics.EVICTIONS, reason="operator")
         return pb.EvictResponse(evicted=held == 0, lease_count=held)
 
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeResponse:
@@ -200,7 +201,6 @@ class ExecutorServicer(ExecutorServiceServicer):
         try:
             load_ms = await self._submit(execution, request.revision_id)
             async for _, event in execution.events():
-        telemetry.count(metrics.EVICTIONS, reason="operator")
                 if isinstance(event, Tokens):
                     logprobs += wire.logprobs_to_proto(event)
                 elif isinstance(event, Ended):
@@ -287,16 +287,6 @@ class ExecutorServicer(ExecutorServiceServicer):
         return pb.DrainResponse(running_count=self._engine.state().open_requests)
 
 
-def _state_word(state: EngineState) -> str:
-    if state.failed:
-        return "FAILED"
-    return "DRAINING" if state.draining else "SERVING"
-
-
-def _revision_id(value: str) -> str:
-    if not is_digest(value):
-        raise LoraportError("INVALID_REQUEST", "revision_id must be sha256:<64 hex>", subject="revision_id")
-    return value
 def _note_end(event: Ended) -> None:
     tracing.note(
         finish_reason=event.reason.value,
@@ -309,3 +299,13 @@ def _note_end(event: Ended) -> None:
     )
 
 
+def _state_word(state: EngineState) -> str:
+    if state.failed:
+        return "FAILED"
+    return "DRAINING" if state.draining else "SERVING"
+
+
+def _revision_id(value: str) -> str:
+    if not is_digest(value):
+        raise LoraportError("INVALID_REQUEST", "revision_id must be sha256:<64 hex>", subject="revision_id")
+    return value

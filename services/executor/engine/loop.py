@@ -184,15 +184,15 @@ class Engine:
             made = {"totals": self._meter.totals, "tokens_out": self._tokens_out}
             return read_state(self._scheduler, self._adapters, self._loads, modes=self._modes, **flags, **made)
 
+    def take_steps(self) -> list[StepNote]:
+        """Return the steps that have run since the last call, at most step_meter.MAX_NOTES of them."""
+        return self._meter.take()
+
     def turn(self) -> int | None:
         """Return which turn the device thread is in, None between turns. No lock: a stuck turn may hold it."""
         return self._turn if self._working else None
 
     def give_up(self) -> None:
-    def take_steps(self) -> list[StepNote]:
-        """Return the steps that have run since the last call, at most step_meter.MAX_NOTES of them."""
-        return self._meter.take()
-
         """The device thread is stuck: say FAILED and take nothing more. What is open stays open. No lock."""
         self._failed = True
 
