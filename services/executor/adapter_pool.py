@@ -12,6 +12,8 @@ Invariants, kept by `check()`:
  3. Only READY and DRAINING revisions have leases; a DRAINING one has at least one.
  4. Lease ids are unique, and each is released exactly once.
 
+What rollouts need (`keep`) is never evicted, as far as it fits a part of the pool.
+
 When a newcomer needs room, unleased revisions go in the order that eviction.py says: by tenant, then by worth. One that
 was loaded and not used yet stays as long as two loads take, if anything else may go.
 """
@@ -24,6 +26,9 @@ from enum import StrEnum
 
 from services.executor.eviction import EvictionPolicy, Holding, Shares
 from services.executor.request import RefusalReason, Refused
+
+# Of all pages, one in so many may be kept by rollouts: the rest must do for everybody else.
+KEPT_PART = 2
 
 
 class Berth(StrEnum):
@@ -81,6 +86,7 @@ class AdapterPool:
         self._lease_owner: dict[int, str] = {}
         self._next_lease = 1
         self._refused: set[str] = set()
+        self._wanted: tuple[str, ...] = ()
         self._shares = Shares()
         self._now = 0.0
         self._evicted_at: dict[str, float] = {}
@@ -158,7 +164,12 @@ class AdapterPool:
     def _may_go(self, tenant: str, pages: int) -> tuple[list[str], ...]:
         """Return the revisions that may be evicted now, in groups that go one after the other."""
         held = {key: Holding(r.tenant, len(r.pages), r.used_at) for key, r in self._residents.items()}
-        idle = [k for k, r in self._residents.items() if r.state is Berth.READY and not r.leases and not r.pinned]
+        stay = self.kept()
+        idle = [
+            key
+            for key, r in self._residents.items()
+            if r.state is Berth.READY and not r.leases and not r.pinned and key not in stay
+        ]
         fresh = [k for k in idle if self._is_fresh(self._residents[k])]
         groups = self._shares.may_go(
             [key for key in idle if key not in fresh], held, newcomer=tenant, need=pages, page_count=self.page_count
@@ -239,6 +250,21 @@ class AdapterPool:
         """Keep a resident revision from eviction, or allow it again. Raises KeyError when it is not on the device."""
         self._residents[revision_id].pinned = pinned
 
+    def keep(self, revisions: Iterable[str]) -> None:
+        """Keep these revisions from eviction while they are here, and no others."""
+        self._wanted = tuple(revisions)
+
+    def kept(self) -> frozenset[str]:
+        """Return those of them that are here and fit the part of the pool that may be kept so. Who came first stays."""
+        room, kept = self.page_count // KEPT_PART, set()
+        residents = {key: r for key in self._wanted if (r := self._residents.get(key)) is not None}
+        here = [(r.loaded_at, key, len(r.pages)) for key, r in residents.items() if r.state is not Berth.LOADING]
+        for _, key, pages in sorted(here):
+            if pages <= room:
+                room -= pages
+                kept.add(key)
+        return frozenset(kept)
+
     def take_dirty(self, budget_bytes: int | None = None) -> tuple[int, ...]:
         """Return the pages that the device must scrub now: all, or about `budget_bytes` of them, at least one."""
         if budget_bytes is None:
@@ -253,6 +279,7 @@ class AdapterPool:
 
     def residents(self) -> tuple[Residency, ...]:
         """Return every revision on the device, ordered by id."""
+        kept = self.kept()
         return tuple(
             Residency(
                 revision_id=key,
@@ -261,7 +288,7 @@ class AdapterPool:
                 size_bytes=len(r.pages) * self.page_bytes,
                 rank=r.rank,
                 leases=len(r.leases),
-                pinned=r.pinned,
+                pinned=r.pinned or key in kept,
                 load_ms=r.cost_ms,
             )
             for key, r in sorted(self._residents.items())

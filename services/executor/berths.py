@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, EnvelopeError, claimed_payload
-from loraport.bundle.manifest import ManifestError, parse_manifest
 from services.executor.engine.build import Device
 from services.executor.engine.loads import Lease
 from services.executor.engine.staging import Staged
-from services.executor.intake import SignedModule, take_in
 from services.executor.measure import looked, staged
-from services.executor.ports import HostBytes, Loader, Registry, Stage
+from services.executor.ports import Loader, Registry, Stage
 from services.executor.request import Refused
+from services.executor.sealed_bytes import read_sealed
 from services.executor.wire import refusal
 from services.shared import metrics, telemetry, tracing
 from services.shared.catalog import RevisionItem
@@ -222,36 +220,17 @@ class Berths:
         return lease
 
     async def _stage(self, record: Record, load: _Load) -> Staged:
-        """Get the bytes and arrange them; the loader's memory is held no longer than that."""
+        """Get the bytes, check and arrange them; the loader's memory is held no longer than that."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 host = await self._loader.fetch(record.revision_id, size_bytes=record.weights_size, on_stage=load.note)
         except TimeoutError:
             raise LoraportError("LOADER_UNAVAILABLE", "the loader took too long", retry_after_s=1.0) from None
         try:
-            return await asyncio.to_thread(self._take_in, record, host)
+            return await asyncio.to_thread(lambda: self._device.stage(read_sealed(record, host)))
         finally:
             # After a cancellation the thread may still look at the bytes: the mapping is its own, and lasts.
             host.give_back()
-
-    def _take_in(self, record: Record, host: HostBytes) -> Staged:
-        """Check the bytes against the signed record and module table, and arrange them; runs in a thread."""
-        try:
-            manifest = parse_manifest(claimed_payload(host.manifest_envelope, payload_type=IN_TOTO_PAYLOAD_TYPE))
-        except (EnvelopeError, ManifestError):
-            raise LoraportError("DIGEST_MISMATCH", "the loader's manifest cannot be read") from None
-        # The registry signed the id, and the id is the digest of the identity: so the table is the signed one.
-        if (manifest.revision_id, manifest.weights_digest) != (record.revision_id, record.weights_digest):
-            raise LoraportError("DIGEST_MISMATCH", "the loader's manifest is of another revision")
-        modules = [SignedModule(m.path, m.rank, m.scaling, m.in_features, m.out_features) for m in manifest.modules]
-        adapter = take_in(
-            host.data,
-            revision_id=record.revision_id,
-            weights_digest=record.weights_digest,
-            weights_size=record.weights_size,
-            modules=modules,
-        )
-        return self._device.stage(adapter)
 
     async def _place(self, staged: Staged, tenant: str) -> Lease:
         """Wait for the engine to write the pages; while all pages are in use, for room."""

@@ -73,6 +73,12 @@ class Registry(Protocol):
                 nothing may serve any more, or none that could prove the record is believed.
         """
 
+    def needed(self) -> tuple[str, ...]:
+        """Return the revisions that running rollouts need on their devices: for each the old one, then the new one."""
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return when any of this may have changed, or after `timeout_s`."""
+
     def seen(self) -> Seen | None:
         """Return the newest checkpoint that is believed, for whoever compares what peers were told."""
 

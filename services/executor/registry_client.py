@@ -56,6 +56,16 @@ class RegistryClient:
         """Returns when the catalog is no longer followed, which only a bug can do."""
         await self._catalog.failed()
 
+    def needed(self) -> tuple[str, ...]:
+        return tuple(
+            name
+            for _, item in sorted(self._catalog.view.rollouts.items())
+            for name in (item.from_revision_id, item.to_revision_id)
+        )
+
+    async def changed(self, timeout_s: float) -> None:
+        await self._catalog.changed(timeout_s)
+
     async def require_fresh(self) -> None:
         await self._keeper.require_fresh(lambda: self._catalog.view.epoch)
 

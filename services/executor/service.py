@@ -18,6 +18,7 @@ from services.executor.engine.build import Device, EngineSizes, open_device
 from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.loader_client import LoaderClient
 from services.executor.model.interface import ModelUnsupported
+from services.executor.reference_path import ReferencePath
 from services.executor.registry_client import RegistryClient
 from services.executor.reporter import Reporter
 from services.executor.servicer import ExecutorServicer, Identity
@@ -39,6 +40,8 @@ from services.shared.trust import TrustError, TrustStore, state_file
 log = structlog.get_logger()
 
 WATCH_S = 0.5
+# The longest that a change of what rollouts need may go unnoticed.
+KEEP_S = 5.0
 
 
 class ExecutorService:
@@ -65,6 +68,7 @@ class ExecutorService:
         self._base_bytes = 0
         self._berths: Berths | None = None
         self._reporting: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._last_resort = last_resort
         self._watchdog: Watchdog | None = None
         self._stuck = asyncio.Event()
@@ -98,9 +102,11 @@ class ExecutorService:
             max_loads=config.loads.at_a_time,
             timeout_s=config.loads.timeout_s,
         )
+        reference = ReferencePath(device, loader=self._loader, registry=self._registry)
         servicer = ExecutorServicer(
             device,
             self._berths,
+            reference=reference,
             registry=self._registry,
             routers=self._trust.keys("router"),
             identity=identity,
@@ -120,6 +126,7 @@ class ExecutorService:
             clock=self._clock,
         )
         self._reporting = asyncio.create_task(reporter.run())
+        self._keeping = asyncio.create_task(self._keep_needed(device.engine), name="pins of rollouts")
         await self._server.start()
 
     async def sample(self) -> None:
@@ -203,9 +210,10 @@ class ExecutorService:
         if device is not None and not stuck:
             device.engine.drain()
         await self._server.stop(0 if stuck else self._config.life.drain_s)
-        if self._reporting is not None:
-            self._reporting.cancel()
-            await asyncio.gather(self._reporting, return_exceptions=True)
+        tasks = [task for task in (self._reporting, self._keeping) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._berths is not None:
             await self._berths.close()
         if device is not None and not stuck:
@@ -222,16 +230,23 @@ class ExecutorService:
         An executor that hears of no revocation any more must not look alive.
         """
         assert self._reporting is not None, "start comes first"
+        assert self._keeping is not None, "start comes first"
         watched = {
             self._reporting,
+            self._keeping,
             asyncio.create_task(self._registry.failed()),
             asyncio.create_task(self._device_failed(), name="device thread"),
         }
         try:
             await first_ended(watched)
         finally:
-            for task in watched - {self._reporting}:
+            for task in watched - {self._reporting, self._keeping}:
                 task.cancel()
+
+    async def _keep_needed(self, engine: Engine) -> None:
+        while True:
+            engine.keep(self._registry.needed())
+            await self._registry.changed(KEEP_S)
 
     async def _device_failed(self) -> None:
         while self._device is None or not (self._stuck.is_set() or self._device.engine.state().failed):

@@ -18,6 +18,7 @@ from services.executor.engine.build import Device
 from services.executor.engine.state import EngineState
 from services.executor.execution import Execution
 from services.executor.ports import Registry
+from services.executor.reference_path import ReferencePath
 from services.executor.request import Ended, RefusalReason, Refused, RequestSpec, Started, Tokens
 from services.shared import metrics, telemetry, tracing
 from services.shared.checkpoint import told
@@ -51,6 +52,7 @@ class ExecutorServicer(ExecutorServiceServicer):
         device: Device,
         berths: Berths,
         *,
+        reference: ReferencePath,
         registry: Registry,
         routers: TrustedKeys,
         identity: Identity,
@@ -59,6 +61,7 @@ class ExecutorServicer(ExecutorServiceServicer):
         self._device = device
         self._engine = device.engine
         self._berths = berths
+        self._reference = reference
         self._registry = registry
         self._routers = routers
         self._identity = identity
@@ -78,7 +81,7 @@ class ExecutorServicer(ExecutorServiceServicer):
         finally:
             execution.close()
 
-    async def _admit(self, request: pb.ExecuteRequest | pb.ProbeRequest) -> Ticket:
+    async def _admit(self, request: pb.ExecuteRequest | pb.ProbeRequest | pb.PreloadRequest) -> Ticket:
         """The ticket must be of a router, of now, and of exactly this revision, base and tenant."""
         try:
             ticket = open_ticket(request.ticket, self._routers, now=self._clock.now())
@@ -176,6 +179,20 @@ class ExecutorServicer(ExecutorServiceServicer):
             async for stage in stages:
                 yield pb.EnsureDeviceResponse(stage=wire.stage_to_proto(stage))
 
+    async def Preload(self, request: pb.PreloadRequest, context: Any) -> pb.PreloadResponse:
+        revision_id = _revision_id(request.revision_id)
+        await self._admit(request)
+        lease, load_ms = await self._berths.hold(revision_id)
+        try:
+            needed = self._registry.needed()
+            self._engine.keep(needed)
+            pinned = any(r.revision_id == revision_id and r.pinned for r in self._engine.state().residents)
+        finally:
+            lease.release()
+        if revision_id in needed and not pinned:
+            raise LoraportError("PIN_BUDGET")
+        return pb.PreloadResponse(revision_id=revision_id, load_ms=load_ms, pinned=pinned)
+
     async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
         try:
             held = await asyncio.wrap_future(self._engine.evict(_revision_id(request.revision_id)))
@@ -191,10 +208,16 @@ class ExecutorServicer(ExecutorServiceServicer):
         spec = wire.score_from_proto(
             request,
             request_id=f"{ticket.request_id}/score",
-            salt=tenant_salt(ticket.tenant),
+            # What is compared with the reference is computed on the pages as they are, not found in the prefix cache.
+            salt=ticket.request_id.encode() if request.reference else tenant_salt(ticket.tenant),
             deadline=self._deadline(context.time_remaining()),
         )
         self._validate([spec])
+        reference: list[float] = []
+        if request.reference:
+            reference = await self._reference.logprobs(
+                request.revision_id, prompt=request.prompt_token_ids, continuation=request.continuation_token_ids
+            )
         execution = Execution(self._engine, [spec])
         context.add_done_callback(lambda _: execution.close())
         logprobs = []
@@ -208,7 +231,12 @@ class ExecutorServicer(ExecutorServiceServicer):
                         raise wire.failure(event.reason)
                     base = self._identity.base_id
                     return wire.scored_to_proto(
-                        logprobs, event, revision_id=request.revision_id, base_id=base, load_ms=load_ms
+                        logprobs,
+                        event,
+                        revision_id=request.revision_id,
+                        base_id=base,
+                        load_ms=load_ms,
+                        reference=reference,
                     )
         finally:
             execution.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from loraport.executor.v1 import executor_service_pb2 as pb
@@ -184,7 +184,13 @@ def finished_to_proto(index: int, event: Ended) -> pb.ExecuteResponse:
 
 
 def scored_to_proto(
-    logprobs: list[types_pb2.PositionLogprobs], event: Ended, *, revision_id: str, base_id: str, load_ms: float
+    logprobs: list[types_pb2.PositionLogprobs],
+    event: Ended,
+    *,
+    revision_id: str,
+    base_id: str,
+    load_ms: float,
+    reference: Sequence[float] = (),
 ) -> pb.ProbeResponse:
     """Return a whole score."""
     return pb.ProbeResponse(
@@ -194,6 +200,7 @@ def scored_to_proto(
         load_ms=load_ms,
         kernel_path=event.kernel_path,
         usage=_usage(event.usage),
+        reference_logprobs=reference,
     )
 
 

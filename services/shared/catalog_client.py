@@ -1,6 +1,7 @@
 """Keeps a `CatalogView` as new as the registry: watch, apply, reconnect."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import grpc
@@ -147,6 +148,12 @@ class CatalogClient:
     async def wait_synced(self, timeout_s: float) -> bool:
         """Waits until the view was complete once; False when that took too long."""
         return await self._wait(lambda: self.view.synced, timeout_s)
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns with the next part of the catalog that is taken, or after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait()
 
     async def catch_up(self, timeout_s: float) -> bool:
         """Makes the view at least as new as the registry is now; False when the registry did not answer in time.

@@ -18,6 +18,7 @@ actions = st.lists(
         st.tuples(st.just("release"), st.just(""), st.integers(0, 50)),
         st.tuples(st.just("drain"), st.sampled_from(KEYS), st.just(0)),
         st.tuples(st.just("pin"), st.sampled_from(KEYS), st.integers(0, 1)),
+        st.tuples(st.just("keep"), st.sampled_from(KEYS), st.integers(0, 5)),
         st.tuples(st.just("scrub"), st.just(""), st.just(0)),
         st.tuples(st.just("refuse"), st.sampled_from(KEYS[:1]), st.just(0)),
     ),
@@ -36,11 +37,15 @@ class Story:
     def load(self, key: str, rank: int) -> None:
         if self.pool.state(key) is not None:
             return
+        kept = self.pool.kept()
         try:
             pages = self.pool.reserve(key, rank=rank)
         except Refused:
             return
         assert pages is None or len(pages) == self.pool.pages_for(rank)
+        # What rollouts keep makes room for nobody, and takes no more than half of the pool.
+        assert kept <= {r.revision_id for r in self.pool.residents()}
+        assert sum(len(self.pool.pages(name)) for name in kept) <= 3
 
     def settle(self, key: str, good: int) -> None:
         if self.pool.state(key) is Berth.LOADING:
@@ -67,6 +72,10 @@ class Story:
     def pin(self, key: str, pinned: int) -> None:
         if self.pool.state(key) is not None:
             self.pool.pin(key, pinned=bool(pinned))
+
+    def keep(self, key: str, more: int) -> None:
+        first = KEYS.index(key)
+        self.pool.keep(KEYS[first : first + more])
 
     def scrub(self, _: str, __: int) -> None:
         self.pool.scrubbed(self.pool.take_dirty())

@@ -6,16 +6,19 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from services.executor.adapter_pool import AdapterPool
-from services.executor.engine.device_pool import POOL_DTYPE, DevicePool, page_bytes
+from services.executor.engine.backend import Backend, StepSizes, cpu_backend, cuda_backend, prepare
+from services.executor.engine.device_pool import DevicePool, page_bytes
 from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.engine.runner import Runner
 from services.executor.engine.staging import Staged, Stager
 from services.executor.eviction import make_policy
 from services.executor.intake import HostAdapter
+from services.executor.kernels.graphs import CaptureBudget
 from services.executor.kv_blocks import BlockPool
 from services.executor.model.attention import KvCache
 from services.executor.model.families import Wanted
@@ -53,16 +56,17 @@ def build_engine(
     clock: Callable[[], float],
     options: EngineOptions | None = None,
     on_fault: Callable[[BaseException], None] = lambda error: None,
+    backend: Backend | None = None,
 ) -> Engine:
-    """Return an engine that has not started.
+    """Return an engine that has not started, on `backend` (by default the CPU). The decoder is on its device.
 
     Raises:
         ValueError: a budget that does not hold one block or one page, or a limit below 1.
     """
-    info = decoder.info
+    info, backend = decoder.info, backend or cpu_backend()
     block_bytes = 2 * info.layers * sizes.block_size * info.kv_heads * info.head_dim * info.dtype.itemsize
     block_count = sizes.kv_bytes // block_bytes
-    one_page = page_bytes(decoder.groups, rows_per_page=sizes.page_rows, dtype=POOL_DTYPE)
+    one_page = page_bytes(decoder.groups, rows_per_page=sizes.page_rows, dtype=backend.pool_dtype)
     page_count = sizes.pool_bytes // one_page
     if block_count < 2 or page_count < 1:
         raise ValueError(
@@ -75,12 +79,17 @@ def build_engine(
         kv_heads=info.kv_heads,
         head_dim=info.head_dim,
         dtype=info.dtype,
+        device=backend.device,
+        spare=backend.gpu is not None,
         poison=sizes.poison,
     )
     pool = DevicePool(
         decoder.groups,
         page_count=page_count,
         rows_per_page=sizes.page_rows,
+        dtype=backend.pool_dtype,
+        device=backend.device,
+        link=backend.link,
         poison=sizes.poison,
     )
     limits = SchedulerLimits(
@@ -99,7 +108,9 @@ def build_engine(
     adapters = AdapterPool(
         page_count, page_rows=sizes.page_rows, page_bytes=one_page, policy=make_policy(sizes.eviction)
     )
-    runner = Runner(decoder, pool=pool, cache=cache)
+    step = StepSizes(rows=sizes.max_rows, tokens=limits.max_step_tokens, pages=page_count)
+    attention, graphs = prepare(backend, decoder, pool, cache, sizes=step, clock=clock)
+    runner = Runner(decoder, pool=pool, cache=cache, attention=attention, graphs=graphs)
     return Engine(
         runner=runner, scheduler=scheduler, adapters=adapters, clock=clock, options=options, on_fault=on_fault
     )
@@ -113,6 +124,7 @@ class Device:
     model: ModelInfo
     stage: Callable[[HostAdapter], Staged]
     max_rank: int
+    decoder: Decoder
 
 
 def open_device(
@@ -128,25 +140,43 @@ def open_device(
     model_path: Wanted = "auto",
     cpu_products: Products = "auto",
     threads: int = 0,
+    device: Literal["cpu", "cuda"] = "cpu",
+    graphs: CaptureBudget | None = None,
 ) -> Device:
     """Load the base in `directory` as "float32" or "bfloat16" and return a device whose engine has not started.
 
     `model_path` forces one of the decoders of model/families.py; `cpu_products` is explained in model/products.py.
+    `device` is where it computes; `graphs` bounds what capturing decode graphs takes there.
     `threads` bounds the process's compute threads; 0 leaves torch's choice. Takes seconds.
 
     Raises:
         ModelUnsupported: the base cannot be computed exactly.
-        ValueError: the sizes do not hold it.
+        ValueError: the sizes do not hold it, or there is no such device.
     """
     if threads:
         torch.set_num_threads(threads)
     # Host bytes may be the loader's sealed memory, which nobody can write to; staging only reads them.
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
-    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-    decoder = load_decoder(directory, dtype=kind, max_context=max_context, wanted=model_path, cpu_products=cpu_products)
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+    backend = cpu_backend() if device == "cpu" else cuda_backend(kind, budget=graphs or CaptureBudget())
+    decoder = load_decoder(
+        directory,
+        dtype=kind,
+        max_context=max_context,
+        wanted=model_path,
+        cpu_products=cpu_products,
+        device=backend.device,
+    )
     engine = build_engine(
-        decoder, base_digest=base_digest, sizes=sizes, clock=clock, options=options, on_fault=on_fault
+        decoder,
+        base_digest=base_digest,
+        sizes=sizes,
+        clock=clock,
+        options=options,
+        on_fault=on_fault,
+        backend=backend,
     )
     pages = engine.state().page_count
-    return Device(engine, decoder.info, Stager(decoder.groups, dtype=POOL_DTYPE), pages * sizes.page_rows)
+    stager = Stager(decoder.groups, dtype=backend.pool_dtype, pinned=backend.link.pinned)
+    return Device(engine, decoder.info, stager, pages * sizes.page_rows, decoder)

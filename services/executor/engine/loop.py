@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -149,7 +149,7 @@ class Engine:
 
         Gives the number of leases that still hold it, 0 when it is off the device; None when it was not on it.
         """
-        return self._ask(lambda: self._evict(revision_id))
+        return self.ask(lambda: self._evict(revision_id))
 
     def revoke(self, revision_id: str, *, final: bool) -> Future[None]:
         """End every request of a revision with REVOKED, erase its pages and cached keys.
@@ -159,7 +159,7 @@ class Engine:
         if final:
             with self._lock:
                 self._adapters.refuse(revision_id)
-        return self._ask(lambda: self._revoke(revision_id))
+        return self.ask(lambda: self._revoke(revision_id))
 
     def merge(self, revision_id: str | None) -> Future[None]:
         """Enter merged mode for a resident revision, or leave it (None), when nothing runs any more: see merging.py.
@@ -171,6 +171,11 @@ class Engine:
             self._stirred = True
             self._wake.notify_all()
         return waiter
+
+    def keep(self, revisions: Iterable[str]) -> None:
+        """Keep these revisions from eviction, and no others: see `AdapterPool.keep`."""
+        with self._lock:
+            self._adapters.keep(revisions)
 
     def drain(self) -> None:
         """Accept no further request and no further load; what runs goes on."""
@@ -313,6 +318,7 @@ class Engine:
             self._runner.pool.scrub(dirty)
             with self._lock:
                 self._adapters.scrubbed(dirty)
+                self._stirred |= self._loads.pending > 0  # A load may have waited for these pages.
         return budget - len(dirty) * self._adapters.page_bytes
 
     def _shut(self, reason: FinishReason) -> None:
@@ -333,15 +339,16 @@ class Engine:
             self._wake.notify_all()
             return True
 
-    def _ask(self, question: Callable[[], _T]) -> Future[_T]:
+    def ask(self, question: Callable[[], _T]) -> Future[_T]:
+        """Compute something on the device thread, between two steps; fails with Refused: DRAINING when it has ended."""
         answer: Future[_T] = Future()
-
-        def command() -> None:
-            try:
-                answer.set_result(question())
-            except Exception as error:
-                answer.set_exception(error)
-
-        if not self._post(command):
+        if not self._post(lambda: _answer(answer, question)):
             answer.set_exception(Refused(RefusalReason.DRAINING, "the executor has stopped"))
         return answer
+
+
+def _answer(waiter: Future[_T], question: Callable[[], _T]) -> None:
+    try:
+        waiter.set_result(question())
+    except Exception as error:
+        waiter.set_exception(error)

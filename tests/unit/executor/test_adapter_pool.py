@@ -83,6 +83,26 @@ def test_pins_keep_a_revision() -> None:
     load(pool, "b")
 
 
+def test_what_rollouts_need_is_not_evicted_as_far_as_it_fits_half_of_the_pool() -> None:
+    pool = make(4)
+    for name in "abcd":
+        load(pool, name)
+    pool.keep(["a", "not here", "b", "c"])
+    assert pool.kept() == {"a", "b"}
+    assert [r.revision_id for r in pool.residents() if r.pinned] == ["a", "b"]
+    load(pool, "e")
+    load(pool, "f")
+    assert {r.revision_id for r in pool.residents()} == {"a", "b", "e", "f"}
+    # Three pages: only two may go, so the newcomer waits and nobody went for nothing.
+    before = pool.evictions
+    assert pool.reserve("large", rank=3 * pool.page_rows) is None
+    assert pool.evictions == before
+    pool.keep([])
+    assert pool.kept() == frozenset()
+    pool.reserve("large", rank=3 * pool.page_rows)
+    assert pool.evictions > before
+
+
 def test_what_never_fits_and_what_was_revoked_is_refused() -> None:
     pool = make()
     with pytest.raises(Refused) as big:
