@@ -1,26 +1,20 @@
-"""A GPU's steps, played in Triton's interpreter: chosen kernels, one scratch, the engine's answers, the torch twin."""
+"""A GPU's steps, played in Triton's interpreter: chosen kernels, one scratch, the torch twin."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from services.executor.kernels import gpu_lora
-from services.executor.kernels.layout import RowLayout, make_layout
+from services.executor.kernels.layout import make_layout
 from services.executor.kernels.reference import ReferenceStep
 from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.variants import TABLE_SCHEMA, VARIANTS
-from services.executor.kernels.work import Resident, WorkLimits
-from services.executor.model.lora_linear import LoraBatch
-from services.executor.request import Sampling
+from services.executor.kernels.work import WorkLimits
 from tests.kernels.triton_rig import PAGE, TOLERANCE, Rig, group_of
-from tests.support.harness import SMALL, World, open_world
-from tests.support.tiny import ALL, make_adapter, make_base, prompt_of, read_bundle
 
 
 @pytest.fixture(autouse=True)
@@ -97,69 +91,3 @@ def test_a_measured_table_is_found_by_the_gpus_name(tmp_path: Path, monkeypatch:
     (tmp_path / "nvidia-h200.json").write_text(json.dumps(document | {"gpu": "NVIDIA H100"}))
     with pytest.raises(ValueError, match="was measured on"):
         gpu_lora.load_table("NVIDIA H200")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One group of a step, as a `LoraBatch` holds it."""
-
-    step: object
-    group: str
-
-    def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
-        self.step.add(self.group, layer, y, x)
-
-
-def on_kernels(world: World) -> None:
-    """Let the kernels compute what the pool's CPU paths do otherwise, in every step."""
-    pool = world.engine._runner.pool
-    arrange, bound = pool.arrange, pool._bound
-    limits = WorkLimits(rows=64, adapters=16, rank=64, pages=pool.banks["qkv"].a.shape[1] // pool.rows_per_page)
-    lora = gpu_lora.GpuLora(
-        pool.groups, pool.banks, rows_per_page=pool.rows_per_page, limits=limits, gpu="NVIDIA H200", multiprocessors=1
-    )
-
-    def arrange_on_kernels(layout: RowLayout, revisions: Sequence[str]) -> LoraBatch:
-        batch = arrange(layout, tuple(revisions))
-        if not layout.segments:
-            return batch
-        own = [bound_of(r) for r in revisions]
-        step = lora.arrange(layout, own)
-        return replace(batch, groups={g.name: Part(step, g.name) for g in pool.groups}, path=step.path)
-
-    def bound_of(revision: str) -> Resident:
-        here = pool._bound[revision]
-        return here.resident
-
-    assert bound == {}
-    pool.arrange = arrange_on_kernels
-
-
-def test_the_engine_answers_the_same_and_names_the_kernels(tmp_path: Path) -> None:
-    """Mixed ranks and modules, joined and left rows, base beside them: tokens equal the CPU paths', which equal PEFT's."""
-    base = make_base(tmp_path / "base")
-    adapters = {
-        "some": {"r": 3, "lora_alpha": 5, "target_modules": ["gate_proj", "down_proj"]},
-        "all": {"r": 12, "lora_alpha": 16, "target_modules": ALL, "rank_pattern": {"up_proj": 17}},
-        "head": {"r": 4, "lora_alpha": 8, "target_modules": ["lm_head", "v_proj"]},
-    }
-    bundles = []
-    for seed, (name, lora) in enumerate(adapters.items()):
-        make_adapter(base, tmp_path / name, seed=seed, **lora)
-        bundles.append(read_bundle(base, tmp_path / name))
-    told = []
-    for kernels in (False, True):
-        world = open_world(tmp_path / "base", replace(SMALL, pool_bytes=2**23))
-        if kernels:
-            on_kernels(world)
-        for bundle in bundles:
-            world.load(bundle.host())
-        for i, revision in enumerate([None, *(b.revision_id for b in bundles)]):
-            world.submit(f"q{i}", prompt_of(5 + 9 * i), revision, sampling=Sampling(max_tokens=4))
-            world.step(i)
-        world.finish()
-        told.append([(t.tokens, t.ended[0].kernel_path) for t in world.transcripts.values()])
-    assert [tokens for tokens, _ in told[0]] == [tokens for tokens, _ in told[1]]
-    paths = [path for _, path in told[1]]
-    assert paths[0] == "base"
-    assert all(path.startswith("triton-") for path in paths[1:])

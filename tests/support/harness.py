@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from services.executor.engine.backend import Backend
 from services.executor.engine.build import EngineSizes, build_engine
 from services.executor.engine.device_pool import POOL_DTYPE
 from services.executor.engine.loads import Lease
@@ -46,7 +47,7 @@ class Transcript:
 class World:
     """Steps an engine in the test's own thread."""
 
-    def __init__(self, decoder: Decoder, sizes: EngineSizes = SMALL) -> None:
+    def __init__(self, decoder: Decoder, sizes: EngineSizes = SMALL, backend: Backend | None = None) -> None:
         self.now = 0.0
         self.faults: list[BaseException] = []
         self.decoder = decoder
@@ -57,6 +58,7 @@ class World:
             clock=lambda: self.now,
             options=EngineOptions(check_every_step=True),
             on_fault=self.faults.append,
+            backend=backend,
         )
         self.transcripts: dict[str, Transcript] = {}
 

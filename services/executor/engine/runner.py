@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from services.executor.engine.decode_graphs import DecodeGraphs
 from services.executor.engine.device_pool import DevicePool
 from services.executor.engine.sampling import sample
 from services.executor.engine.scoring import score_rows
 from services.executor.kernels.layout import make_layout
-from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
+from services.executor.model.attention import AttentionSpan, KvCache
 from services.executor.model.interface import Adapters, Decoder, Packed
+from services.executor.model.paged_attention import AttentionMaker
 from services.executor.plan import Plan, Row, RowResult, StepResult
 
 MERGED = "merged"  # the kernel path of steps whose adapter is in the base's weights
@@ -20,10 +22,20 @@ MERGED = "merged"  # the kernel path of steps whose adapter is in the base's wei
 class Runner:
     """Owned by the device thread."""
 
-    def __init__(self, decoder: Decoder, *, pool: DevicePool, cache: KvCache) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        pool: DevicePool,
+        cache: KvCache,
+        attention: AttentionMaker,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
         self.decoder = decoder
         self.pool = pool
         self.cache = cache
+        self._attention = attention
+        self._graphs = graphs
         self._device = cache.k.device
         # The revision that is in the base's weights, if one is: its rows need no adapter. See merging.py.
         self.merged: str | None = None
@@ -35,13 +47,21 @@ class Runner:
         revisions = plan.revisions
         number = {revision: i for i, revision in enumerate(revisions)}
         owners = [None if row.revision_id in (None, self.merged) else number[row.revision_id] for row in plan.rows]
+        replayed = self._graphs.run(plan.rows, owners, revisions) if self._graphs is not None else None
+        if replayed is not None:
+            logits, path = replayed
+            results = tuple(sample(logits, plan.rows, eos_ids=self.decoder.info.eos_ids))
+            return StepResult(step=plan.step, rows=results, kernel_path=self._path(path))
         lora = self._arrange(owners, [len(row.tokens) for row in plan.rows], revisions)
         hidden = self.decoder.hidden(self._pack(plan.rows, lora))
         results = self._sample(plan.rows, owners, revisions, hidden)
         if any(row.targets for row in plan.rows):
             scored = self._score(plan.rows, owners, revisions, hidden)
             results = tuple(scored.get(result.request_id, result) for result in results)
-        return StepResult(step=plan.step, rows=results, kernel_path=MERGED if self.merged is not None else lora.path)
+        return StepResult(step=plan.step, rows=results, kernel_path=self._path(lora.path))
+
+    def _path(self, path: str) -> str:
+        return path if self.merged is None else MERGED
 
     def _arrange(self, owners: Sequence[int | None], counts: Sequence[int], revisions: tuple[str, ...]) -> Adapters:
         return self.pool.arrange(make_layout(owners, counts), revisions)
@@ -51,12 +71,10 @@ class Runner:
         for row in rows:
             spans.append(AttentionSpan(position, len(row.tokens), row.start, row.blocks))
             position += len(row.tokens)
-        info = self.decoder.info
-        attention = AttentionBatch(spans, self.cache, q_heads=info.heads, kv_heads=info.kv_heads)
         tokens = torch.tensor([token for row in rows for token in row.tokens], device=self._device)
         places = [position for row in rows for position in range(row.start, row.end)]
         positions = torch.tensor(places, device=self._device)
-        return Packed(tokens, positions, attention, lora)
+        return Packed(tokens, positions, self._attention.step(spans), lora)
 
     def _sample(
         self, rows: Sequence[Row], owners: Sequence[int | None], revisions: tuple[str, ...], hidden: torch.Tensor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from services.executor.kernels.layout import GroupSpec, RowLayout
+from services.executor.kernels.layout import GroupSpec, RowLayout, make_layout
 from services.executor.kernels.reference import ReferenceStep
 from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.variants import (
@@ -28,6 +28,7 @@ from services.executor.kernels.work import GroupShape, Resident, WorkLimits
 if TYPE_CHECKING:
     from services.executor.kernels.triton_lora import TritonLora, TritonStep
 
+_USUAL_RANK = 16
 TABLES = Path(__file__).resolve().parent / "tables"
 
 
@@ -102,28 +103,46 @@ class GpuLora:
         one = next(iter(self._kernels.values()), None)
         return sum(lora.memory_bytes for lora in self._kernels.values()) + (one.scratch.nbytes if one else 0)
 
-    def arrange(self, layout: RowLayout, residents: Sequence[Resident]) -> TritonStep | ReferenceStep:
-        """Return the step's adapters on the kernels that suit it. `residents[i]` is adapter i of the layout.
+    @property
+    def can_be_captured(self) -> bool:
+        """Say whether a graph may hold the kernels: plain torch reads each step's own lists."""
+        return bool(self._kernels)
+
+    def arrange(
+        self, layout: RowLayout, residents: Sequence[Resident], *, variant: str | None = None
+    ) -> TritonStep | ReferenceStep:
+        """Return the step's adapters on the kernels that suit it, or on a given variant. `residents[i]` is adapter i.
 
         A step of the same variant is usable until the next one is arranged.
         """
         if not self._kernels:
             return ReferenceStep(layout, tuple(residents), self._banks, self._rows_per_page)
-        return self._kernels[self._choose(layout, residents).name].load(layout, residents)
+        return self._kernels[variant or self._choose(layout, residents).name].load(layout, residents)
+
+    def usual_variant(self, *, rows: int, adapters: int) -> str:
+        """Return the variant for `rows` decode rows shared evenly by `adapters` adapters of the usual rank.
+
+        A graph holds one variant. It is right for every step of that size, and fast for the usual ones.
+        """
+        adapters = min(adapters, rows)
+        counts = [rows // adapters + (i < rows % adapters) for i in range(adapters)]
+        return self._variant(make_layout(range(adapters), counts), (_USUAL_RANK,) * adapters).name
 
     def _choose(self, layout: RowLayout, residents: Sequence[Resident]) -> Variant:
         ranks = tuple(max(r.ranks.values(), default=0) for r in residents)
         if self._chosen is None or self._chosen[:2] != (layout, ranks):
-            variant = choose_variant(
-                layout,
-                ranks=ranks,
-                shapes=self._shapes,
-                element_bytes=self._element_bytes,
-                chip=self._chip,
-                table=self._table,
-            )
-            self._chosen = (layout, ranks, variant)
+            self._chosen = (layout, ranks, self._variant(layout, ranks))
         return self._chosen[2]
+
+    def _variant(self, layout: RowLayout, ranks: tuple[int, ...]) -> Variant:
+        return choose_variant(
+            layout,
+            ranks=ranks,
+            shapes=self._shapes,
+            element_bytes=self._element_bytes,
+            chip=self._chip,
+            table=self._table,
+        )
 
     def compile(self) -> int:
         """Compile every kernel that a step may choose, by a step without adapters; return how many variants.
