@@ -35,6 +35,8 @@ class RegistryConfig:
     # How long a checkpoint is good for, seconds, at most 600, and how often a new one is made, seconds, less than that.
     checkpoint_life_s: int = 600
     checkpoint_interval_s: float = 120.0
+    # How often running rollouts are looked at for what time alone decides, seconds, > 0.
+    rollout_interval_s: float = 0.25
     # How long running calls may take to end on SIGTERM, seconds, >= 0.
     drain_s: float = 10.0
     # Largest weights file that may be announced, bytes.
@@ -49,8 +51,8 @@ class RegistryConfig:
             raise ValueError("session_life_s must be in [60, 86400]")
         if self.request_life_s < 60:
             raise ValueError("request_life_s must be at least 60")
-        if self.poll_interval_s <= 0 or self.drain_s < 0:
-            raise ValueError("poll_interval_s must be above 0 and drain_s not below 0")
+        if self.poll_interval_s <= 0 or self.rollout_interval_s <= 0 or self.drain_s < 0:
+            raise ValueError("poll_interval_s and rollout_interval_s must be above 0 and drain_s not below 0")
         if not 0 < self.checkpoint_interval_s < self.checkpoint_life_s <= MAX_LIFE_S:
             raise ValueError(
                 f"checkpoint_interval_s must be above 0 and below checkpoint_life_s, that at most {MAX_LIFE_S}"

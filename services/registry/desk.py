@@ -75,6 +75,14 @@ class Desk:
             self._change, request, response, work, Note(resource, reason), request_id
         )
 
+    async def take(self, work: Callable[[Transaction], T]) -> T:
+        """Runs `work` in a transaction that is no event by itself: a peer's report, of which there are many a second.
+
+        Raises:
+            LoraportError: what `work` raises.
+        """
+        return await run_blocking(self._take, work)  # type: ignore[no-any-return]
+
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
         """Writes events of calls that reached no handler. A database that is down is logged."""
         await run_blocking(self._refuse, refusals)
@@ -95,6 +103,10 @@ class Desk:
                     )
         except LoraportError:
             log.error("refusals not audited", count=len(refusals))
+
+    def _take(self, work: Callable[[Transaction], T]) -> T:
+        with self.database.write() as transaction:
+            return work(transaction)
 
     def _read(self, function: Callable[[Connection], T]) -> T:
         with self.database.read() as connection:

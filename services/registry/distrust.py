@@ -17,6 +17,7 @@ from loraport.bundle.digest import sha256_digest
 from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, EnvelopeError, verify_envelope
 from loraport.log.leaf import Kind, Leaf, parse_leaf
 from loraport.trust.root import Ended, Role, TrustRoot
+from services.registry import moving
 from services.registry.catalog import Move
 from services.registry.lifecycle import Event, State, after
 from services.registry.records import RevisionRow
@@ -99,6 +100,7 @@ def _stop(
         if to is row.state:
             continue
         move = Move(state=to, changed=True, reasons=(*row.reasons, reason), warnings=row.warnings)
+        moving.release(transaction, row.revision_id, f"{row.name} is stopped: {reason[1]}", now_us=now_us)
         revisions.move(transaction, row, move, now_us=now_us)
         journal.add_event(
             transaction,

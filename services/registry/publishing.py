@@ -10,10 +10,11 @@ from loraport.bundle.canonical import load_strict
 from loraport.bundle.digest import is_digest, sha256_digest
 from loraport.bundle.envelope import IN_TOTO_PAYLOAD_TYPE, EnvelopeError, Signer, verify_envelope
 from loraport.bundle.manifest import Manifest, ManifestError, parse_manifest
-from services.registry import catalog
+from services.registry import catalog, moving
 from services.registry.lifecycle import INITIAL, Event, after
 from services.registry.ports import Randomness
 from services.registry.records import AdapterRow, BaseRow, RevisionRow
+from services.registry.rollout.control import printable
 from services.registry.store import accounts, adapters, bases, delegations, revisions
 from services.registry.store.database import Transaction
 from services.shared.errors import Fault, LoraportError
@@ -178,10 +179,19 @@ class Publishing:
         )
         return revisions.move(transaction, row, move, now_us=now_us, evidence=seal(record, self._key))
 
-    def revoke(self, transaction: Transaction, row: RevisionRow, *, etag: str, reason: str, now_us: int) -> RevisionRow:
+    @staticmethod
+    def revoke(
+        transaction: Transaction, row: RevisionRow, *, etag: str, reason: str, security: bool, now_us: int
+    ) -> RevisionRow:
         """Takes a revision out of service for ever. Raises LoraportError as RevokeRevision says."""
         move = catalog.revoke(row, etag=etag, reason=reason)
-        return revisions.move(transaction, row, move, now_us=now_us) if move.changed else row
+        if not move.changed:
+            return row
+        if security:
+            moving.release(transaction, row.revision_id, f"{row.name} is revoked: {printable(reason)}", now_us=now_us)
+        else:
+            moving.require_unneeded(transaction, row.revision_id)
+        return revisions.move(transaction, row, move, now_us=now_us)
 
     def _spec(self, base: BaseRow) -> BaseSpec:
         # A base model never changes, so its parsed form is kept; there are few of them.

@@ -7,7 +7,9 @@ hundreds of them and a frozen dataclass takes four times as long to make; fields
 from typing import NamedTuple
 
 from services.registry.lifecycle import State
-from services.shared.names import AdapterName, alias_name, revision_name
+from services.registry.rollout.machine import Position
+from services.registry.rollout.settings import Settings
+from services.shared.names import AdapterName, alias_name, revision_name, rollout_name
 from services.shared.quotas import Quota
 
 # Rows of (code, detail, subject).
@@ -142,6 +144,57 @@ class AliasRow(NamedTuple):
     @property
     def etag(self) -> str:
         return etag_of(self.epoch)
+
+
+class RolloutRow(NamedTuple):
+    """A rollout. `generation` counts its moves; `running` is true until it has ended."""
+
+    rollout_row: int
+    adapter_id: int
+    number: int
+    tenant: str
+    adapter: str
+    alias: str
+    base_model: str
+    from_revision_id: str
+    from_version: int
+    to_revision_id: str
+    to_version: int
+    salt: bytes
+    settings: Settings
+    position: Position
+    generation: int
+    running: bool
+    create_us: int
+    update_us: int
+    epoch: int
+
+    @property
+    def adapter_name(self) -> AdapterName:
+        return AdapterName(self.tenant, self.adapter)
+
+    @property
+    def name(self) -> str:
+        return rollout_name(self.adapter_name, f"r{self.number}")
+
+    @property
+    def etag(self) -> str:
+        return f"g{self.generation}"
+
+    @property
+    def share(self) -> int:
+        """The new revision's share in parts of ten thousand."""
+        return self.position.share(self.settings)
+
+
+class StoryRow(NamedTuple):
+    """One decision about a rollout. `phase` is the state after it, `actor` a SPIFFE id or `registry`."""
+
+    generation: int
+    event_us: int
+    phase: str
+    actor: str
+    sentence: str
 
 
 class AuditRow(NamedTuple):

@@ -34,11 +34,13 @@ from services.registry.servicers.base_model import BaseModelServicer
 from services.registry.servicers.catalog import CatalogServicer
 from services.registry.servicers.key import KeyServicer
 from services.registry.servicers.log import LogServicer
+from services.registry.servicers.rollout import RolloutServicer
 from services.registry.servicers.tenant import TenantServicer
 from services.registry.servicers.trust import TrustServicer
 from services.registry.store.database import Database
 from services.registry.store.migrate import upgrade
 from services.registry.store.revisions import count_states
+from services.registry.ticker import RolloutTicker
 from services.shared import checks, metrics, telemetry
 from services.shared.checks import Finding
 from services.shared.clock import Clock, SystemClock
@@ -102,6 +104,7 @@ class RegistryService:
             interval_s=config.checkpoint_interval_s,
         )
         self._anchors = Anchors(self._database, self._clock, interval_s=config.checkpoint_interval_s)
+        self._rollouts = RolloutTicker(self._database, self._clock, interval_s=config.rollout_interval_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._counted_epoch = -1
         self._auditing: set[asyncio.Task[None]] = set()
@@ -131,6 +134,7 @@ class RegistryService:
             "epoch": self._follow_epoch(),
             "checkpoints": self._checkpoints.run(),
             "anchors": self._anchors.run(),
+            "rollouts": self._rollouts.run(),
         }
         self._tasks = [asyncio.create_task(work, name=name) for name, work in running.items()]
 
@@ -248,10 +252,9 @@ class RegistryService:
         add(audit_service_pb2_grpc.add_AuditServiceServicer_to_server, AuditServicer(desk, tokens))
         add(log_service_pb2_grpc.add_LogServiceServicer_to_server, LogServicer(desk, tokens, self._checkpoints))
         add(trust_service_pb2_grpc.add_TrustServiceServicer_to_server, TrustServicer(desk, tokens, self._roots))
-        # Part of the contract, not built yet: the generated servicers answer UNIMPLEMENTED.
         add(
             rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server,
-            rollout_service_pb2_grpc.RolloutServiceServicer(),
+            RolloutServicer(desk, tokens, self._randomness),
         )
 
     async def _follow_epoch(self) -> None:

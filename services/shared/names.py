@@ -5,6 +5,7 @@
     tenants/{tenant}/adapters/{adapter}
     tenants/{tenant}/adapters/{adapter}/revisions/v{version}
     tenants/{tenant}/adapters/{adapter}/aliases/{alias}
+    tenants/{tenant}/adapters/{adapter}/rollouts/r{number}
 
 A name is never a path and never reaches a file system or a URL.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from services.shared.errors import LoraportError
 
 _ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+_ROLLOUT = re.compile(r"r([1-9][0-9]{0,15})")
 _VERSION = re.compile(r"v([1-9][0-9]{0,15})")
 ID_RULE = "1 to 63 lower-case letters, digits and hyphens, beginning with a letter, not ending with a hyphen"
 
@@ -66,6 +68,11 @@ def alias_name(adapter: AdapterName, alias: str) -> str:
     return f"{adapter}/aliases/{alias}"
 
 
+def rollout_name(adapter: AdapterName, rollout: str) -> str:
+    """Returns `tenants/{tenant}/adapters/{adapter}/rollouts/{rollout}`."""
+    return f"{adapter}/rollouts/{rollout}"
+
+
 def _parse(name: str, pattern: tuple[str, ...], field: str) -> list[str]:
     parts = name.split("/")
     fits = len(parts) == len(pattern) and all(
@@ -106,6 +113,15 @@ def parse_alias(name: str, field: str = "name") -> tuple[AdapterName, str]:
     """Returns the adapter's name and the alias. Raises LoraportError (INVALID_NAME)."""
     tenant, adapter, alias = _parse(name, ("tenants", "*", "adapters", "*", "aliases", "*"), field)
     return AdapterName(check_id(tenant, field), check_id(adapter, field)), check_id(alias, field)
+
+
+def parse_rollout(name: str, field: str = "name") -> tuple[AdapterName, int]:
+    """Returns the adapter's name and the rollout's number. Raises LoraportError (INVALID_NAME)."""
+    tenant, adapter, rollout = _parse(name, ("tenants", "*", "adapters", "*", "rollouts", "*"), field)
+    match = _ROLLOUT.fullmatch(rollout)
+    if match is None:
+        raise LoraportError("INVALID_NAME", f"{field} must end in r{{number}}, not {rollout!r:.40}", subject=field)
+    return AdapterName(check_id(tenant, field), check_id(adapter, field)), int(match.group(1))
 
 
 def parse_owned(name: str, collection: str, field: str = "name") -> tuple[str, str]:

@@ -28,6 +28,7 @@ from loraport.registry.v1 import catalog_service_pb2_grpc as catalog_stubs
 from loraport.registry.v1 import key_service_pb2 as key_pb
 from loraport.registry.v1 import key_service_pb2_grpc as key_stubs
 from loraport.registry.v1 import log_service_pb2_grpc as log_stubs
+from loraport.registry.v1 import rollout_service_pb2_grpc as rollout_stubs
 from loraport.registry.v1 import tenant_service_pb2 as tenant_pb
 from loraport.registry.v1 import tenant_service_pb2_grpc as tenant_stubs
 from services.registry.config import RegistryConfig
@@ -182,6 +183,9 @@ class Rig:
 
     def audit(self, identity: str = "admin") -> audit_stubs.AuditServiceStub:
         return audit_stubs.AuditServiceStub(self.channel(identity))
+
+    def rollouts(self, identity: str = "admin") -> rollout_stubs.RolloutServiceStub:
+        return rollout_stubs.RolloutServiceStub(self.channel(identity))
 
     async def tenant(self, name: str, **settings: Any) -> tenant_pb.Tenant:
         """Creates a tenant with one signer."""

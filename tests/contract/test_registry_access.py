@@ -1,4 +1,4 @@
-"""Who may call the registry: every method with every identity, and what is not built yet."""
+"""Who may call the registry: every method with every identity."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +11,6 @@ from tests.contract.registry_rig import IDENTITIES, SERVICE_CA, TIMEOUT, Rig, in
 
 METHODS = sorted(method for method in POLICIES if method.startswith("/loraport.registry.v1."))
 STREAMS = {"/loraport.registry.v1.CatalogService/Watch", "/loraport.registry.v1.RolloutService/WatchRollout"}
-NOT_BUILT = [method for method in METHODS if "RolloutService" in method]
 
 
 @pytest.fixture
@@ -60,12 +59,6 @@ async def test_nobody_comes_in_without_a_certificate(rig: Rig) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(channel, METHODS[0])
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-
-
-@pytest.mark.parametrize("method", NOT_BUILT)
-async def test_what_is_not_built_says_so(rig: Rig, method: str) -> None:
-    identity = next(identity for identity in IDENTITIES if may_call(identity, method))
-    assert await outcome(rig, identity, method) == ("UNIMPLEMENTED", "NOT_IMPLEMENTED")
 
 
 async def test_an_empty_request_is_a_typed_error_everywhere(rig: Rig) -> None:

@@ -39,6 +39,7 @@ class Kind(StrEnum):
     SHARED = "SHARED"  # the canonical list of the tenants it is shared with
     AUDITED = "AUDITED"  # the hash of the audit event that the resource, auditEvents/{sequence}, names
     TRUST_ROOT = "TRUST_ROOT"  # the signed root
+    ROLLOUT = "ROLLOUT"  # the canonical JSON of a rollout's move: what it says, from where to where, by whom
     DELEGATED = "DELEGATED"  # the registry's envelope: which signers count for a tenant, and how many are needed
 
 

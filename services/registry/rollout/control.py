@@ -44,7 +44,7 @@ def control(
         return None
     if action is Action.RESUME and position.state is not State.PAUSED and not position.ended:
         return None
-    why = reason or "by hand"
+    why = printable(reason) or "by hand"
     try:
         match action:
             case Action.PAUSE:
@@ -59,6 +59,11 @@ def control(
                 return machine.abort(position, why, now_us=now_us)
     except IllegalMove as error:
         raise LoraportError("INVALID_STATE", str(error), metadata={"state": position.state}) from None
+
+
+def printable(text: str) -> str:
+    """Returns text for a story: one line, nothing in it that a terminal or a database would stumble over."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _advance(position: Position, settings: Settings, evidence: Evidence, why: str, *, now_us: int) -> Move:

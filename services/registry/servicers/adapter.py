@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 
 from loraport.registry.v1 import adapter_service_pb2 as pb
 from loraport.registry.v1 import adapter_service_pb2_grpc as stubs
-from services.registry import catalog
+from services.registry import catalog, moving
 from services.registry.desk import Desk, Note, page_of
 from services.registry.publishing import Publishing, find_revision
 from services.registry.records import RevisionRow
@@ -80,7 +80,12 @@ class AdapterServicer(stubs.AdapterServiceServicer):
             row = self._revision(transaction, note, request.name)
             return convert.revision(
                 self._publishing.revoke(
-                    transaction, row, etag=request.etag, reason=request.reason, now_us=self._desk.now_us()
+                    transaction,
+                    row,
+                    etag=request.etag,
+                    reason=request.reason,
+                    security=request.security,
+                    now_us=self._desk.now_us(),
                 )
             )
 
@@ -152,6 +157,7 @@ class AdapterServicer(stubs.AdapterServiceServicer):
                 adapter, target, existing, etag=request.etag, now=request.now, reason=request.reason
             )
             if changed and target is not None:
+                moving.require_free(transaction, adapter.adapter_id, alias)
                 existing = adapters.put_alias(transaction, adapter, alias, target, self._desk.now_us())
             assert existing is not None
             return convert.alias(existing)
@@ -175,6 +181,7 @@ class AdapterServicer(stubs.AdapterServiceServicer):
             # Asking again for a removal that was done is no error and changes nothing.
             if not row.removed:
                 catalog.check_etag(request.etag, row.etag, row.name)
+                moving.require_free(transaction, row.adapter_id, alias)
                 row = adapters.remove_alias(transaction, row, now_us=self._desk.now_us())
             return convert.alias(row)
 

@@ -23,8 +23,9 @@ from services.registry.records import (
     SignerRow,
     TenantRow,
 )
+from services.registry.servicers.rollout_item import catalog_rollout
 from services.registry.store.delegations import DelegationRow
-from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, RootItem, TenantItem
+from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, RolloutItem, RootItem, TenantItem
 from services.shared.names import base_model_name, tenant_name
 from services.shared.quotas import NO_QUOTA, Quota
 
@@ -214,6 +215,8 @@ def catalog_item(item: Item) -> catalog_pb.CatalogItem:
                     tenant=item.tenant, adapter=item.adapter, alias=item.alias, revision_id=item.revision_id
                 )
             )
+        case RolloutItem():
+            return catalog_pb.CatalogItem(rollout=catalog_rollout(item))
 
 
 def _catalog_key(item: KeyItem) -> catalog_pb.CatalogKey:

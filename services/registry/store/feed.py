@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sqlalchemy import Column, Connection, Row, Select, Table, select
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, Table, select
 
+from services.registry.records import RolloutRow
+from services.registry.rollout.settings import Prompt
+from services.registry.rollout.states import State
 from services.registry.store.database import Database
+from services.registry.store.rollouts import rollout_row
 from services.registry.store.rows import page
 from services.registry.store.tables import (
     adapters,
@@ -14,10 +18,21 @@ from services.registry.store.tables import (
     base_models,
     catalog_state,
     revisions,
+    rollouts,
     tenants,
     trust_roots,
 )
-from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, RootItem, TenantItem
+from services.shared.catalog import (
+    AliasItem,
+    BaseItem,
+    Item,
+    KeyItem,
+    PromptItem,
+    RevisionItem,
+    RolloutItem,
+    RootItem,
+    TenantItem,
+)
 from services.shared.quotas import Quota
 
 CHUNK = 1000
@@ -54,6 +69,38 @@ def _root(row: Row[Any]) -> Item:
 
 def _alias(row: Row[Any]) -> Item:
     return AliasItem(row.tenant, row.adapter, row.alias, "" if row.removed else row.revision_id)
+
+
+def _rollout(row: Row[Any]) -> Item:
+    return rollout_item(rollout_row(row))
+
+
+def rollout_item(row: RolloutRow) -> RolloutItem:
+    """Returns a rollout as peers see it: prompts and the shadow's share only while they are of use."""
+    position, settings = row.position, row.settings
+    probing = position.state is State.PROBING
+    return RolloutItem(
+        name=row.name,
+        tenant=row.tenant,
+        adapter=row.adapter,
+        alias=row.alias,
+        salt=row.salt,
+        from_revision_id=row.from_revision_id,
+        to_revision_id=row.to_revision_id,
+        base_model=row.base_model,
+        state=str(position.state),
+        share_basis_points=row.share,
+        step_index=position.step,
+        shadow_basis_points=settings.shadow if position.state is State.SHADOWING else 0,
+        generation=row.generation,
+        ended=position.ended,
+        golden_prompts=tuple(map(_prompt, settings.golden)) if probing else (),
+        eval_prompts=tuple(map(_prompt, settings.evals)) if probing else (),
+    )
+
+
+def _prompt(prompt: Prompt) -> PromptItem:
+    return PromptItem(prompt.text, prompt.token_ids)
 
 
 # As `_revision` takes them; then what paging and changes go by.
@@ -95,7 +142,10 @@ _ARTEFACTS: tuple[Kind, ...] = (
         _revision,
     ),
     (aliases, select(aliases), (aliases.c.adapter_id, aliases.c.alias), _alias),
+    (rollouts, select(rollouts), (rollouts.c.rollout_row,), _rollout),
 )
+# A full state leaves out what only a watcher that saw it before has to hear of.
+_OVER: dict[Table, ColumnElement[bool]] = {rollouts: rollouts.c.running.is_(False)}
 
 
 def kinds(*, artefacts_only: bool) -> tuple[Kind, ...]:
@@ -108,7 +158,9 @@ def scan(database: Database, kind: Kind) -> Iterator[list[Item]]:
 
     Chunks of different moments do not fit together until `changes` since a moment before the first chunk is added.
     """
-    _, statement, key, convert = kind
+    table, statement, key, convert = kind
+    if table in _OVER:
+        statement = statement.where(~_OVER[table])
     after: tuple[Any, ...] | None = None
     while True:
         with database.read() as connection:

@@ -184,6 +184,81 @@ aliases = Table(
     Column("epoch", BigInteger, nullable=False, index=True),
 )
 
+rollouts = Table(
+    "rollouts",
+    METADATA,
+    Column("rollout_row", _ROW_ID, primary_key=True, autoincrement=True),
+    Column("adapter_id", _ROW_ID, ForeignKey("adapters.adapter_id"), nullable=False),
+    # Counts an adapter's rollouts: `r1`, `r2`.
+    Column("number", BigInteger, nullable=False),
+    Column("tenant", _ID, nullable=False),
+    Column("adapter", _ID, nullable=False),
+    Column("alias", _ID, nullable=False),
+    Column("base_model", _ID, nullable=False),
+    Column("from_revision_id", _DIGEST, nullable=False),
+    Column("from_version", BigInteger, nullable=False),
+    Column("to_revision_id", _DIGEST, nullable=False),
+    Column("to_version", BigInteger, nullable=False),
+    Column("salt", LargeBinary(16), nullable=False),
+    Column("settings", JSON, nullable=False),
+    Column("prompts", JSON, nullable=False),
+    # As services.registry.rollout.machine has it.
+    Column("position", JSON, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("running", Boolean, nullable=False),
+    Column("create_us", BigInteger, nullable=False),
+    Column("update_us", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False, index=True),
+    UniqueConstraint("adapter_id", "number", name="uq_rollouts_number"),
+    # Two rollouts of one adapter at once would fight over its alias.
+    Index(
+        "uq_rollouts_running", "adapter_id", unique=True, sqlite_where=text("running"), postgresql_where=text("running")
+    ),
+)
+
+rollout_story = Table(
+    "rollout_story",
+    METADATA,
+    Column("rollout_row", _ROW_ID, ForeignKey("rollouts.rollout_row"), primary_key=True, autoincrement=False),
+    Column("generation", BigInteger, primary_key=True, autoincrement=False),
+    Column("event_us", BigInteger, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("actor", String(256), nullable=False),
+    Column("sentence", String(1024), nullable=False),
+)
+
+# What routers reported: sums, never requests. None of it is part of the catalog, so it has no epoch.
+rollout_arms = Table(
+    "rollout_arms",
+    METADATA,
+    Column("rollout_row", _ROW_ID, ForeignKey("rollouts.rollout_row"), primary_key=True, autoincrement=False),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("arm", String(8), primary_key=True),
+    Column("stats", JSON, nullable=False),
+)
+
+rollout_executors = Table(
+    "rollout_executors",
+    METADATA,
+    Column("rollout_row", _ROW_ID, ForeignKey("rollouts.rollout_row"), primary_key=True, autoincrement=False),
+    Column("executor", String(128), primary_key=True),
+    Column("ready", Boolean, nullable=False),
+    Column("failure", String(63), nullable=False),
+    Column("probe", JSON, nullable=False),
+)
+
+rollout_routers = Table(
+    "rollout_routers",
+    METADATA,
+    Column("rollout_row", _ROW_ID, ForeignKey("rollouts.rollout_row"), primary_key=True, autoincrement=False),
+    Column("router", String(128), primary_key=True),
+    Column("start_us", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    # The executors that it saw serving, and when it said so.
+    Column("serving", JSON, nullable=False),
+    Column("serving_us", BigInteger, nullable=False),
+)
+
 audit_events = Table(
     "audit_events",
     METADATA,

@@ -131,16 +131,18 @@ class ApproveRevisionRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class RevokeRevisionRequest(_message.Message):
-    __slots__ = ("name", "reason", "etag", "request_id")
+    __slots__ = ("name", "reason", "etag", "request_id", "security")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SECURITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     reason: str
     etag: str
     request_id: str
-    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., etag: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    security: bool
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., etag: _Optional[str] = ..., request_id: _Optional[str] = ..., security: _Optional[bool] = ...) -> None: ...
 
 class GetRevisionRequest(_message.Message):
     __slots__ = ("name",)

@@ -129,7 +129,8 @@ class AdapterServiceServicer:
 
     def RevokeRevision(self, request, context):
         """Takes a revision out of service for ever. A superseded announcement has nothing to revoke. Idempotent. Errors:
-        `NOT_FOUND` (`REVISION_NOT_FOUND`); `FAILED_PRECONDITION` (`INVALID_STATE`); `ABORTED` (`STALE_ETAG`).
+        `NOT_FOUND` (`REVISION_NOT_FOUND`); `FAILED_PRECONDITION` (`INVALID_STATE`; `ROLLOUT_RUNNING`: a rollout needs it,
+        and this is no `security` matter); `ABORTED` (`STALE_ETAG`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,8 +168,9 @@ class AdapterServiceServicer:
 
     def SetAlias(self, request, context):
         """Creates an alias, or moves one. Before: the revision is ACTIVE and of this adapter. Moving an alias that
-        serves traffic needs `now` and `reason`. Idempotent for the same target. Errors: `NOT_FOUND`
-        (`ADAPTER_NOT_FOUND`, `REVISION_NOT_FOUND`); `FAILED_PRECONDITION` (`REVISION_NOT_ACTIVE`, `ALIAS_LIVE`);
+        serves traffic needs `now` and `reason`; one that a rollout moves stays. Idempotent for the same target. Errors:
+        `NOT_FOUND` (`ADAPTER_NOT_FOUND`, `REVISION_NOT_FOUND`); `FAILED_PRECONDITION` (`REVISION_NOT_ACTIVE`, `ALIAS_LIVE`,
+        `ROLLOUT_RUNNING`);
         `ABORTED` (`STALE_ETAG`); `INVALID_ARGUMENT` (`INVALID_NAME`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -176,7 +178,8 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAlias(self, request, context):
-        """Removes an alias. Idempotent. Errors: `NOT_FOUND` (`ALIAS_NOT_FOUND`); `ABORTED` (`STALE_ETAG`).
+        """Removes an alias. Idempotent. Errors: `NOT_FOUND` (`ALIAS_NOT_FOUND`); `FAILED_PRECONDITION` (`ROLLOUT_RUNNING`);
+        `ABORTED` (`STALE_ETAG`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
