@@ -1,5 +1,7 @@
 """The client for asyncio. `loraport.client` has the same one for threads."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +12,7 @@ import grpc.aio
 from loraport import wire
 from loraport.completion import CompletionBuilder
 from loraport.errors import error_from_rpc
+from loraport.patience import Patience
 from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.router.v1 import inference_service_pb2_grpc as stubs
 from loraport.values import Adapter, Completion, Event, Score, TokenCount
@@ -34,6 +37,7 @@ class AsyncClient:
         ca_certificate: str | Path | None = None,
         timeout: float | None = wire.DEFAULT_TIMEOUT_S,
         tenant: str | None = None,
+        patience: float = 0.0,
     ) -> None:
         """Makes a client; nothing is sent before the first call.
 
@@ -45,6 +49,8 @@ class AsyncClient:
             ca_certificate: PEM file of the CA that signed the router's certificate; None for the system's CAs.
             timeout: Seconds that a call may take; None for no limit.
             tenant: The key's tenant, only needed for `get_adapter` by id.
+            patience: Seconds, within the timeout, for which a call that has been told nothing yet is tried again while
+                the fleet is unavailable, as in an upgrade; 0 for a first failure that is the last.
 
         Raises:
             InvalidArgumentError: the endpoint or the certificate file cannot be used.
@@ -58,6 +64,7 @@ class AsyncClient:
                 ca_certificate=ca_certificate,
                 timeout=timeout,
                 tenant=tenant,
+                patience=patience,
             )
         )
 
@@ -69,6 +76,7 @@ class AsyncClient:
         tenant: str,
         token_file: str | Path | None = None,
         timeout: float | None = wire.DEFAULT_TIMEOUT_S,
+        patience: float = 0.0,
     ) -> Self:
         """Returns a client of the local stack at `data_dir`, with the key that `loraport key create` kept there.
 
@@ -80,7 +88,9 @@ class AsyncClient:
             UnauthenticatedError: there is no key of the tenant, or no token in the file.
         """
         client = cls.__new__(cls)
-        client._open(wire.local_settings(data_dir, tenant=tenant, token_file=token_file, timeout=timeout))
+        client._open(
+            wire.local_settings(data_dir, tenant=tenant, token_file=token_file, timeout=timeout, patience=patience)
+        )
         return client
 
     def _open(self, settings: Settings) -> None:
@@ -154,20 +164,38 @@ class AsyncClient:
 
     async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
         request_id = wire.new_request_id()
-        try:
-            return await method(request, timeout=timeout, metadata=self._settings.metadata(request_id))
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id) from None
+        tries = Patience(self._settings.patience, timeout, now=time.monotonic())
+        while True:
+            try:
+                left, metadata = tries.left(time.monotonic()), self._settings.metadata(request_id)
+                return await method(request, timeout=left, metadata=metadata)
+            except grpc.RpcError as error:
+                await asyncio.sleep(self._pause(tries, error, request_id))
 
     async def _events(self, request: pb.GenerateRequest, timeout: float | None) -> AsyncIterator[Event]:
         request_id = wire.new_request_id()
-        call = self._stub.Generate(request, timeout=timeout, metadata=self._settings.metadata(request_id))
-        try:
-            async for response in call:
-                event = wire.event_from_proto(response)
-                if event is not None:
-                    yield event
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id) from None
-        finally:
-            call.cancel()
+        tries = Patience(self._settings.patience, timeout, now=time.monotonic())
+        begun = False
+        while True:
+            left, metadata = tries.left(time.monotonic()), self._settings.metadata(request_id)
+            call = self._stub.Generate(request, timeout=left, metadata=metadata)
+            try:
+                async for response in call:
+                    begun = True
+                    event = wire.event_from_proto(response)
+                    if event is not None:
+                        yield event
+                return
+            except grpc.RpcError as error:
+                pause = self._pause(tries, error, request_id, begun=begun)
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause)
+
+    def _pause(self, tries: Patience, error: grpc.RpcError, request_id: str, *, begun: bool = False) -> float:
+        """Returns how long to wait before the next try. Raises LoraportError when there is none."""
+        failure = error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id)
+        pause = tries.after(failure, begun=begun, now=time.monotonic())
+        if pause is None:
+            raise failure from None
+        return pause

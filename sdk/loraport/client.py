@@ -1,5 +1,6 @@
 """The client for threads. `loraport.aio` has the same one for asyncio."""
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ import grpc
 from loraport import wire
 from loraport.completion import CompletionBuilder
 from loraport.errors import error_from_rpc
+from loraport.patience import Patience
 from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.router.v1 import inference_service_pb2_grpc as stubs
 from loraport.values import Adapter, Completion, Event, Score, TokenCount
@@ -34,6 +36,7 @@ class Client:
         ca_certificate: str | Path | None = None,
         timeout: float | None = wire.DEFAULT_TIMEOUT_S,
         tenant: str | None = None,
+        patience: float = 0.0,
     ) -> None:
         """Makes a client; nothing is sent before the first call.
 
@@ -45,6 +48,8 @@ class Client:
             ca_certificate: PEM file of the CA that signed the router's certificate; None for the system's CAs.
             timeout: Seconds that a call may take; None for no limit.
             tenant: The key's tenant, only needed for `get_adapter` by id.
+            patience: Seconds, within the timeout, for which a call that has been told nothing yet is tried again while
+                the fleet is unavailable, as in an upgrade; 0 for a first failure that is the last.
 
         Raises:
             InvalidArgumentError: the endpoint or the certificate file cannot be used.
@@ -58,6 +63,7 @@ class Client:
                 ca_certificate=ca_certificate,
                 timeout=timeout,
                 tenant=tenant,
+                patience=patience,
             )
         )
 
@@ -69,6 +75,7 @@ class Client:
         tenant: str,
         token_file: str | Path | None = None,
         timeout: float | None = wire.DEFAULT_TIMEOUT_S,
+        patience: float = 0.0,
     ) -> Self:
         """Returns a client of the local stack at `data_dir`, with the key that `loraport key create` kept there.
 
@@ -80,7 +87,9 @@ class Client:
             UnauthenticatedError: there is no key of the tenant, or no token in the file.
         """
         client = cls.__new__(cls)
-        client._open(wire.local_settings(data_dir, tenant=tenant, token_file=token_file, timeout=timeout))
+        client._open(
+            wire.local_settings(data_dir, tenant=tenant, token_file=token_file, timeout=timeout, patience=patience)
+        )
         return client
 
     def _open(self, settings: Settings) -> None:
@@ -154,20 +163,38 @@ class Client:
 
     def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
         request_id = wire.new_request_id()
-        try:
-            return method(request, timeout=timeout, metadata=self._settings.metadata(request_id))
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id) from None
+        tries = Patience(self._settings.patience, timeout, now=time.monotonic())
+        while True:
+            try:
+                left, metadata = tries.left(time.monotonic()), self._settings.metadata(request_id)
+                return method(request, timeout=left, metadata=metadata)
+            except grpc.RpcError as error:
+                time.sleep(self._pause(tries, error, request_id))
 
     def _events(self, request: pb.GenerateRequest, timeout: float | None) -> Iterator[Event]:
         request_id = wire.new_request_id()
-        call = self._stub.Generate(request, timeout=timeout, metadata=self._settings.metadata(request_id))
-        try:
-            for response in call:
-                event = wire.event_from_proto(response)
-                if event is not None:
-                    yield event
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id) from None
-        finally:
-            call.cancel()
+        tries = Patience(self._settings.patience, timeout, now=time.monotonic())
+        begun = False
+        while True:
+            left, metadata = tries.left(time.monotonic()), self._settings.metadata(request_id)
+            call = self._stub.Generate(request, timeout=left, metadata=metadata)
+            try:
+                for response in call:
+                    begun = True
+                    event = wire.event_from_proto(response)
+                    if event is not None:
+                        yield event
+                return
+            except grpc.RpcError as error:
+                pause = self._pause(tries, error, request_id, begun=begun)
+            finally:
+                call.cancel()
+            time.sleep(pause)
+
+    def _pause(self, tries: Patience, error: grpc.RpcError, request_id: str, *, begun: bool = False) -> float:
+        """Returns how long to wait before the next try. Raises LoraportError when there is none."""
+        failure = error_from_rpc(error, endpoint=self._settings.endpoint, request_id=request_id)
+        pause = tries.after(failure, begun=begun, now=time.monotonic())
+        if pause is None:
+            raise failure from None
+        return pause

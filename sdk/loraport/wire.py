@@ -93,13 +93,15 @@ _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to reach a router. `ca_certificate` is PEM, None for the system's authorities; `timeout` is in seconds."""
+    """How to reach a router. `ca_certificate` is PEM, None for the system's authorities; `timeout` and `patience` are
+    in seconds."""
 
     endpoint: str
     credential: str | Callable[[], str]
     ca_certificate: bytes | None
     timeout: float | None
     tenant: str | None
+    patience: float = 0.0
 
     def __repr__(self) -> str:
         return f"Settings({self.endpoint!r})"
@@ -122,6 +124,9 @@ class Settings:
             ("grpc.http2.ping_timeout_ms", 10_000),
             ("grpc.max_receive_message_length", 16 << 20),
             ("grpc.enable_retries", 0),
+            # A router that comes back is found again soon.
+            ("grpc.initial_reconnect_backoff_ms", 200),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.enable_http_proxy", 0 if own else 1),
             ("grpc.use_local_subchannel_pool", 1),
         ]
@@ -147,6 +152,7 @@ def make_settings(
     ca_certificate: str | Path | None,
     timeout: float | None,
     tenant: str | None,
+    patience: float = 0.0,
 ) -> Settings:
     """Returns checked settings; `ca_certificate` is the path of a PEM file.
 
@@ -170,7 +176,7 @@ def make_settings(
             raise InvalidArgumentError(
                 f"cannot read the CA certificate {ca_certificate}: {error.strerror}", reason="INVALID_REQUEST"
             ) from None
-    return Settings(endpoint, credential, pem, timeout, tenant)
+    return Settings(endpoint, credential, pem, timeout, tenant, patience)
 
 
 def _read_token(path: Path) -> str:
@@ -188,7 +194,12 @@ def _checked(secret: str) -> str:
 
 
 def local_settings(
-    data_dir: str | Path | None, *, tenant: str, token_file: str | Path | None = None, timeout: float | None
+    data_dir: str | Path | None,
+    *,
+    tenant: str,
+    token_file: str | Path | None = None,
+    timeout: float | None,
+    patience: float = 0.0,
 ) -> Settings:
     """Returns settings for the local stack at `data_dir`, with the key that the CLI made for `tenant`, or a token.
 
@@ -213,6 +224,7 @@ def local_settings(
             ca_certificate=certificate,
             timeout=timeout,
             tenant=tenant,
+            patience=patience,
         )
     path = Layout.at(data_dir).api_key(tenant)
     try:
@@ -221,7 +233,9 @@ def local_settings(
         raise UnauthenticatedError(
             f"no API key of tenant {tenant} at {path}; make one with: loraport key create {tenant}", reason="NO_API_KEY"
         ) from None
-    return make_settings(endpoint, api_key=key, ca_certificate=certificate, timeout=timeout, tenant=tenant)
+    return make_settings(
+        endpoint, api_key=key, ca_certificate=certificate, timeout=timeout, tenant=tenant, patience=patience
+    )
 
 
 def new_request_id() -> str:
