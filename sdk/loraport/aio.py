@@ -182,7 +182,7 @@ class AsyncClient:
             try:
                 async for response in call:
                     begun = True
-                    event = wire.event_from_proto(response)
+                    event = wire.event_from_proto(response, request_id)
                     if event is not None:
                         yield event
                 return

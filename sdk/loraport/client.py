@@ -181,7 +181,7 @@ class Client:
             try:
                 for response in call:
                     begun = True
-                    event = wire.event_from_proto(response)
+                    event = wire.event_from_proto(response, request_id)
                     if event is not None:
                         yield event
                 return

@@ -40,6 +40,7 @@ class CompletionBuilder:
             load_ms=started.load_ms,
             prompt_token_ids=started.prompt_token_ids,
             rollout_arm=started.rollout_arm,
+            request_id=started.request_id,
             answers=tuple(self._answer(self._finished[index]) for index in sorted(self._finished)),
         )
 

@@ -33,7 +33,10 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """First event of a stream: what makes the tokens. Empty `revision_id` and `version`: the base model."""
+    """First event of a stream: what makes the tokens. Empty `revision_id` and `version`: the base model.
+
+    `request_id` names the call in the services' logs and traces.
+    """
 
     revision_id: str
     version: str
@@ -43,6 +46,7 @@ class Started:
     load_ms: float
     prompt_token_ids: tuple[int, ...]
     rollout_arm: str
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,7 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     rollout_arm: str
     answers: tuple[Answer, ...]
+    request_id: str = ""
 
     @property
     def text(self) -> str:

@@ -331,7 +331,7 @@ def _sampling(options: dict[str, Any]) -> types_pb2.SamplingParams:
     return types_pb2.SamplingParams(**given)
 
 
-def event_from_proto(response: pb.GenerateResponse) -> Event | None:
+def event_from_proto(response: pb.GenerateResponse, request_id: str) -> Event | None:
     """Returns the event of a response, None for a kind that this release does not know."""
     match response.WhichOneof("event"):
         case "started":
@@ -345,6 +345,7 @@ def event_from_proto(response: pb.GenerateResponse) -> Event | None:
                 load_ms=started.load_ms,
                 prompt_token_ids=tuple(started.prompt_token_ids),
                 rollout_arm=started.rollout_arm,
+                request_id=request_id,
             )
         case "tokens":
             tokens = response.tokens

@@ -72,7 +72,8 @@ def generate(
         sys.stdout.write(_for_reader(completion.text) + "\n")
     if not as_json:
         made_by = completion.revision_id or "the base model"
-        note(f"[{made_by} on {completion.executor}, {completion.finish_reason}, {len(completion.token_ids)} tokens]")
+        count = f"{len(completion.token_ids)} tokens, request {completion.request_id}"
+        note(f"[{made_by} on {completion.executor}, {completion.finish_reason}, {count}]")
 
 
 def _input(prompt: str | None, *, chat: bool, system: str | None, token_ids: str | None) -> dict[str, Any]:
@@ -145,4 +146,5 @@ def _row(completion: "Completion") -> dict[str, Any]:
         "queue_ms": completion.queue_ms,
         "load_ms": completion.load_ms,
         "usage": asdict(completion.usage),
+        "request_id": completion.request_id,
     }

@@ -15,16 +15,20 @@ from loraport.cli import (
     audit,
     bases,
     dev,
+    doctor,
     executors,
     fleet,
     generate,
     imports,
     log,
     quotas,
+    report,
     score,
     sharing,
     signers,
     tenants,
+    top,
+    trace,
     trust,
 )
 from loraport.cli.views import note
@@ -55,6 +59,10 @@ app.command("score")(score.score)
 app.command("residency")(fleet.residency)
 app.command("queues")(fleet.queues)
 app.command("fairness")(fleet.fairness)
+app.command("trace")(trace.trace)
+app.command("top")(top.top)
+app.command("doctor")(doctor.doctor)
+app.add_typer(report.app, name="report")
 app.add_typer(executors.app, name="executor")
 app.add_typer(dev.app, name="dev")
 

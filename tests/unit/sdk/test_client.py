@@ -88,7 +88,7 @@ def test_a_stream_that_ends_early_is_no_completion(events: tuple) -> None:
 
 
 def test_an_unknown_event_is_passed_over() -> None:
-    assert wire.event_from_proto(pb.GenerateResponse()) is None
+    assert wire.event_from_proto(pb.GenerateResponse(), "id") is None
 
 
 @pytest.mark.parametrize("tenant", ["../pki/admin", "", "/etc/passwd", "A", "a/b"])
