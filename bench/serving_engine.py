@@ -12,6 +12,7 @@ from bench.serving_work import Adapter, make_prompts
 from services.executor.engine.build import Device, EngineSizes, open_device
 from services.executor.engine.loads import Lease
 from services.executor.engine.loop import EngineOptions
+from services.executor.kernels.compiled import Compiled
 from services.executor.model.products import Products
 from services.executor.request import Ended, Event, RequestSpec, Sampling, Tokens
 
@@ -42,7 +43,9 @@ class Stream:
 class EngineBench:
     """An engine of real sizes. `device.engine` is stepped by `steps`."""
 
-    def __init__(self, base: Path, dtype: str, *, threads: int, products: Products = "auto") -> None:
+    def __init__(
+        self, base: Path, dtype: str, *, threads: int, products: Products = "auto", compiled: Compiled = "auto"
+    ) -> None:
         self.device: Device = open_device(
             base,
             base_digest="sha256:" + "b" * 64,
@@ -53,6 +56,7 @@ class EngineBench:
             on_fault=_fail,
             threads=threads,
             cpu_products=products,
+            compiled=compiled,
         )
         self.engine = self.device.engine
         self.runner: Any = self.engine._runner

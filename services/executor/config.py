@@ -20,6 +20,9 @@ class ModelOptions:
     # What a CPU computes a bfloat16 base in: `native` for bfloat16, `float32` for the same numbers upcast (twice the
     # memory), `auto` for float32 exactly where the CPU has no bfloat16 products and would emulate them.
     cpu_products: Literal["auto", "native", "float32"] = "auto"
+    # Compile the decode step for this CPU at the start, about a second; needs a C++ compiler. `auto` does without where
+    # there is none, `on` does not start then, `off` never compiles.
+    compiled: Literal["auto", "on", "off"] = "auto"
     # Cap on prompt and answer together; 0 for the base model's own limit.
     max_context_tokens: int = 4096
     # Compute threads; 0 for as many as there are cores.

@@ -194,6 +194,7 @@ class ExecutorService:
                 max_context=config.model.max_context_tokens or None,
                 model_path=config.model.path,
                 cpu_products=config.model.cpu_products,
+                compiled=config.model.compiled,
                 threads=config.model.threads,
             )
         except (BaseModelError, ModelUnsupported, ValueError) as error:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from services.executor.engine.backend import Backend
+from services.executor.engine.backend import Backend, cpu_backend
 from services.executor.engine.build import EngineSizes, build_engine
 from services.executor.engine.device_pool import POOL_DTYPE
 from services.executor.engine.loads import Lease
 from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.engine.staging import stage
 from services.executor.intake import HostAdapter
+from services.executor.kernels.compiled import CpuStep
 from services.executor.model.interface import Decoder
 from services.executor.model.native import load_native
 from services.executor.request import Ended, Event, RequestSpec, Sampling, Score, Started, Tokens
@@ -121,5 +122,8 @@ class World:
         assert all(r.leases == 0 for r in state.residents)
 
 
-def open_world(folder: Path, sizes: EngineSizes = SMALL, dtype: torch.dtype = torch.float32) -> World:
-    return World(load_native(folder, dtype=dtype), sizes)
+def open_world(
+    folder: Path, sizes: EngineSizes = SMALL, dtype: torch.dtype = torch.float32, *,
+    products: torch.dtype | None = None, step: CpuStep | None = None,
+) -> World:  # fmt: skip
+    return World(load_native(folder, dtype=dtype, products=products, step=step), sizes, cpu_backend(step))

@@ -14,6 +14,7 @@ from services.executor.engine.decode_graphs import DecodeGraphs
 from services.executor.engine.device_link import CpuLink, CudaLink, DeviceLink
 from services.executor.engine.device_pool import POOL_DTYPE, DevicePool
 from services.executor.engine.graph_device import CudaGraphs, GraphDevice
+from services.executor.kernels.compiled import CpuStep
 from services.executor.kernels.gpu_lora import GpuLora
 from services.executor.kernels.graphs import CaptureBudget
 from services.executor.kernels.layout import RowLayout
@@ -40,7 +41,7 @@ class Gpu:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """`pool_dtype` is what adapters are kept in. Without `gpu` torch's CPU paths compute them, without `graphs` every
-    step runs eagerly. `budget` bounds what capturing graphs takes."""
+    step runs eagerly. `budget` bounds what capturing graphs takes. `step` is a CPU's compiled step, if there is one."""
 
     device: torch.device
     pool_dtype: torch.dtype
@@ -49,12 +50,13 @@ class Backend:
     gpu: Gpu | None = None
     graphs: GraphDevice | None = None
     budget: CaptureBudget = field(default_factory=CaptureBudget)
+    step: CpuStep | None = None
 
 
-def cpu_backend() -> Backend:
+def cpu_backend(step: CpuStep | None = None) -> Backend:
     """Return what runs everywhere."""
     return Backend(
-        device=torch.device("cpu"), pool_dtype=POOL_DTYPE, link=CpuLink(), attention=torch_attention
+        device=torch.device("cpu"), pool_dtype=POOL_DTYPE, link=CpuLink(), attention=torch_attention, step=step
     )  # fmt: skip
 
 

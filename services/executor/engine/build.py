@@ -18,6 +18,7 @@ from services.executor.engine.runner import Runner
 from services.executor.engine.staging import Staged, Stager
 from services.executor.eviction import make_policy
 from services.executor.intake import HostAdapter
+from services.executor.kernels.compiled import Compiled, load_step
 from services.executor.kernels.graphs import CaptureBudget
 from services.executor.kv_blocks import BlockPool
 from services.executor.model.attention import KvCache
@@ -82,6 +83,7 @@ def build_engine(
         device=backend.device,
         spare=backend.gpu is not None,
         poison=sizes.poison,
+        step=backend.step,
     )
     pool = DevicePool(
         decoder.groups,
@@ -91,6 +93,7 @@ def build_engine(
         device=backend.device,
         link=backend.link,
         poison=sizes.poison,
+        step=backend.step,
     )
     limits = SchedulerLimits(
         max_rows=sizes.max_rows,
@@ -139,19 +142,22 @@ def open_device(
     max_context: int | None = None,
     model_path: Wanted = "auto",
     cpu_products: Products = "auto",
+    compiled: Compiled = "auto",
     threads: int = 0,
     device: Literal["cpu", "cuda"] = "cpu",
     graphs: CaptureBudget | None = None,
 ) -> Device:
     """Load the base in `directory` as "float32" or "bfloat16" and return a device whose engine has not started.
 
-    `model_path` forces one of the decoders of model/families.py; `cpu_products` is explained in model/products.py.
+    `model_path` forces one of the decoders of model/families.py; `cpu_products` is explained in model/products.py,
+    `compiled` in kernels/compiled.py.
     `device` is where it computes; `graphs` bounds what capturing decode graphs takes there.
     `threads` bounds the process's compute threads; 0 leaves torch's choice. Takes seconds.
 
     Raises:
         ModelUnsupported: the base cannot be computed exactly.
         ValueError: the sizes do not hold it, or there is no such device.
+        CompilerMissing: the compiled step must be `on`, and there is none.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -159,7 +165,10 @@ def open_device(
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
-    backend = cpu_backend() if device == "cpu" else cuda_backend(kind, budget=graphs or CaptureBudget())
+    if device == "cpu":
+        backend = cpu_backend(load_step(compiled))
+    else:
+        backend = cuda_backend(kind, budget=graphs or CaptureBudget())
     decoder = load_decoder(
         directory,
         dtype=kind,
@@ -167,6 +176,7 @@ def open_device(
         wanted=model_path,
         cpu_products=cpu_products,
         device=backend.device,
+        step=backend.step,
     )
     engine = build_engine(
         decoder,

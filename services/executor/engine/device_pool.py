@@ -21,6 +21,7 @@ import torch
 
 from services.executor.engine.device_link import CpuLink, DeviceLink
 from services.executor.engine.staging import Staged
+from services.executor.kernels.compiled import CpuStep
 from services.executor.kernels.layout import GroupSpec, RowLayout, page_rows
 from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.work import Resident
@@ -78,7 +79,9 @@ class DevicePool:
         device: torch.device | str = "cpu",
         link: DeviceLink | None = None,
         poison: bool = False,
+        step: CpuStep | None = None,
     ) -> None:
+        self._step = step
         self._all_groups = tuple(groups)
         self.groups = tuple(g for g in groups if g.kind == "linear")
         self.rows_per_page = rows_per_page
@@ -218,6 +221,7 @@ class DevicePool:
                 [b.groups for b in bound],
                 embeddings=[b.embedding for b in bound],
                 device_type=self._device.type,
+                step=self._step,
             )
             while len(self._batches) >= _KEPT_BATCHES:
                 del self._batches[next(iter(self._batches))]

@@ -4,6 +4,7 @@ base                  no row has an adapter
 cpu-torch-paged       every adapter has few rows: one sampled product and one weighted sum for all of them
 cpu-torch-segmented   every adapter has many rows: dense products, one adapter after the other
 cpu-torch-mixed       both, each adapter in its own way
+cpu-compiled-paged    as cpu-torch-paged, in one compiled loop over the rank rows; likewise cpu-compiled-mixed
 triton-KIND-ROWSxRANKS    a GPU: one of `variants.VARIANTS`, chosen in `gpu_lora.py` by a table or a roofline
 torch-reference       a GPU without Triton: dense products, one adapter after the other
 
@@ -20,6 +21,8 @@ BASE = "base"
 PAGED = "cpu-torch-paged"
 SEGMENTED = "cpu-torch-segmented"
 MIXED = "cpu-torch-mixed"
+COMPILED_PAGED = "cpu-compiled-paged"
+COMPILED_MIXED = "cpu-compiled-mixed"
 _MANY_ROWS = 12  # rows of one adapter from which dense products are faster
 
 
@@ -28,8 +31,8 @@ def has_many_rows(segment: Segment) -> bool:
     return segment.rows >= _MANY_ROWS
 
 
-def choose_path(layout: RowLayout, *, device_type: str) -> str:
-    """Return the kernel path for a step's token rows.
+def choose_path(layout: RowLayout, *, device_type: str, compiled: bool = False) -> str:
+    """Return the kernel path for a step's token rows; `compiled` where there is a compiled step.
 
     Raises:
         ValueError: no kernel exists for the device.
@@ -40,5 +43,7 @@ def choose_path(layout: RowLayout, *, device_type: str) -> str:
         raise ValueError(f"no LoRA kernel for device {device_type!r}")
     many = sum(has_many_rows(segment) for segment in layout.segments)
     if many == 0:
-        return PAGED
-    return SEGMENTED if many == len(layout.segments) else MIXED
+        return COMPILED_PAGED if compiled else PAGED
+    if many == len(layout.segments):
+        return SEGMENTED
+    return COMPILED_MIXED if compiled else MIXED

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from services.executor.kernels.compiled import CpuStep, LoraStep
 from services.executor.kernels.threads import on_one_thread
 
 # Multiply-adds below which a dense product is left to one thread. MKL shares it from 28 rows on, and handing over costs
@@ -129,6 +130,20 @@ class PagedStep:
         table = self._b[layer]
         total = torch.embedding_bag(table, self._picked, self._offsets, False, 0, False, shrunk, False)[0]
         y.add_(total.view(y.shape))
+
+
+class CompiledPaged:
+    """The same by the compiled step. `runs` are the rows of the step that an adapter has, and its pool rows."""
+
+    def __init__(self, bank: Bank, runs: Sequence[tuple[range, torch.Tensor]], step: CpuStep) -> None:
+        self._bank = bank
+        self._step = step
+        self._rows = LoraStep([rows for rows, _ in runs], [ranks for _, ranks in runs], bank.widths)
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
+        """Add every row's own adapter to y, in place. Shapes: y [rows, sum(widths)], x [rows, in], all of the step."""
+        bank = self._bank
+        self._step.lora(x.contiguous(), y, bank.a[layer], bank.b[layer], bank.scale[layer], self._rows)
 
 
 def _spread(rows: torch.Tensor, parts: int) -> torch.Tensor:

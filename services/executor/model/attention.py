@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.executor.kernels.compiled import CpuStep
 from services.executor.kv_blocks import NULL_BLOCK
-from services.executor.model.paged_decode import PagedDecode
+from services.executor.model.paged_decode import CompiledDecode, PagedDecode
 
 
 class KvCache:
@@ -23,14 +24,16 @@ class KvCache:
 
     def __init__(
         self, *, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
-        device: torch.device | str = "cpu", spare: bool = False, poison: bool = False,
+        device: torch.device | str = "cpu", spare: bool = False, poison: bool = False, step: CpuStep | None = None,
     ) -> None:  # fmt: skip
-        """`spare` adds one block behind the others, for keys and values of padding rows that nobody reads."""
+        """`spare` adds one block behind the others, for keys and values of padding rows that nobody reads. `step`
+        computes what reads the cache row by row, where it is there."""
         shape = (layers, blocks + spare, block_size, kv_heads, head_dim)
         self.block_size = block_size
         self.spare_block = blocks if spare else None
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.step = step if dtype is torch.float32 else None
         self._poison = poison
         if poison:
             self.erase(list(range(1, blocks)))
@@ -74,7 +77,7 @@ class _Group:
     keys: int
     fold: int
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
-    paged: PagedDecode | None = None
+    paged: PagedDecode | CompiledDecode | None = None
 
     def is_plain(self, window: int | None) -> bool:
         """Says whether the queries and keys of this step alone, plainly causal, are all that counts."""
@@ -110,7 +113,8 @@ class AttentionBatch:
         self._fold = q_heads // kv_heads
         self._kv_heads = kv_heads
         self._slots = _slots(spans, cache.block_size).to(cache.k.device)
-        self._groups = [_make_group(group, cache, q_heads, kv_heads) for group in _group(spans)]
+        groups = _group(spans, ragged=cache.step is not None)
+        self._groups = [_make_group(group, cache, q_heads, kv_heads) for group in groups]
         self._whole = len(self._groups) == 1 and _is_range(spans)
 
     def attend(
@@ -190,11 +194,13 @@ def _slots(spans: Sequence[AttentionSpan], block_size: int) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _group(spans: Sequence[AttentionSpan]) -> list[list[AttentionSpan]]:
-    """Decoding spans by context within a factor of about 1.5; prefill spans by exact shape."""
+def _group(spans: Sequence[AttentionSpan], *, ragged: bool) -> list[list[AttentionSpan]]:
+    """Decoding spans by context within a factor of about 1.5, or all together where `ragged` contexts cost nothing;
+    prefill spans by exact shape."""
     groups: dict[tuple[int, int], list[AttentionSpan]] = {}
     for span in spans:
-        key = (1, _bucket(len(span.blocks))) if span.count == 1 else (span.count, span.start)
+        bucket = 0 if ragged else _bucket(len(span.blocks))
+        key = (1, bucket) if span.count == 1 else (span.count, span.start)
         groups.setdefault(key, []).append(span)
     return list(groups.values())
 
@@ -214,6 +220,9 @@ def _make_group(spans: Sequence[AttentionSpan], cache: KvCache, q_heads: int, kv
     last = starts[:, None] + torch.arange(count, device=device)[None, :]
     if count > 1 and spans[0].start == 0:
         return _Group(rows, len(spans), count, None, last[:1], count, fold)
+    if count == 1 and cache.step is not None:
+        decode = CompiledDecode([s.start for s in spans], [s.blocks for s in spans], cache.step)
+        return _Group(rows, len(spans), count, None, last, 0, fold, paged=decode)
     if count == 1 and cache.k.dtype is torch.float32 and cache.k.device.type == "cpu":
         paged = PagedDecode(
             [s.start for s in spans], [s.blocks for s in spans], block_size=block_size, q_heads=q_heads,

@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from services.executor.kernels.compiled import CpuStep
 from services.executor.model.config import ConfigUnsupported
 from services.executor.model.families import NATIVE, Wanted, choose_path
 from services.executor.model.interface import Decoder, ModelUnsupported
@@ -19,12 +20,13 @@ log = structlog.get_logger()
 
 def load_decoder(
     directory: Path, *, dtype: torch.dtype, max_context: int | None = None, wanted: Wanted = "auto",
-    cpu_products: Products = "native", device: torch.device | str = "cpu",
+    cpu_products: Products = "native", device: torch.device | str = "cpu", step: CpuStep | None = None,
 ) -> Decoder:  # fmt: skip
     """Load a local Hugging Face directory. `max_context` caps the tokens of a request; `wanted` forces a decoder.
 
     `cpu_products` says what it is computed in; see `products.py`. The native decoder rounds its weights to `dtype` all
-    the same, the transformers one then has them as they are in the checkpoint.
+    the same, the transformers one then has them as they are in the checkpoint. `step` is used where products are
+    float32 on a CPU.
 
     Raises:
         ModelUnsupported: neither decoder, or not the one that is wanted, computes the checkpoint exactly.
@@ -36,7 +38,10 @@ def load_decoder(
     products = product_dtype(dtype, cpu_products) if torch.device(device).type == "cpu" else dtype
     log.info("decoder chosen", path=path.name, reason=path.reason, products=str(products).removeprefix("torch."))
     if path.name == NATIVE:
-        return load_native(directory, dtype=dtype, max_context=max_context, products=products, device=device)
+        usable = step if products is torch.float32 and torch.device(device).type == "cpu" else None
+        return load_native(
+            directory, dtype=dtype, max_context=max_context, products=products, device=device, step=usable
+        )
     # Imported here: transformers takes seconds, and the native path does without it.
     from services.executor.model.hf import load_transformers
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from services.executor.kernels.compiled import CpuStep
 from services.executor.kernels.dispatch import BASE, choose_path, has_many_rows
 from services.executor.kernels.layout import RowLayout, Segment
-from services.executor.kernels.shrink_expand import Bank, PagedStep, Run, add_run, gather_run, make_run
+from services.executor.kernels.shrink_expand import Bank, CompiledPaged, PagedStep, Run, add_run, gather_run, make_run
 
 
 class GroupAdapter:
@@ -62,7 +63,7 @@ class GroupBatch:
     """One group's part of a step: dense products for `many` runs of rows, one paged step for the rows `few`."""
 
     many: tuple[tuple[slice, GroupAdapter], ...]
-    paged: PagedStep | None
+    paged: PagedStep | CompiledPaged | None
     few: slice | torch.Tensor
 
     def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
@@ -125,15 +126,16 @@ def make_batch(
     *,
     embeddings: Sequence[EmbeddingAdapter | None] = (),
     device_type: str,
+    step: CpuStep | None = None,
 ) -> LoraBatch:
     """Arrange a step. `adapters[i]` has adapter i of the layout, by the names of the groups that it touches;
-    `embeddings[i]` what it adds to token embeddings."""
-    path = choose_path(layout, device_type=device_type)
+    `embeddings[i]` what it adds to token embeddings. `step` computes the adapters of few rows, where it is there."""
+    path = choose_path(layout, device_type=device_type, compiled=step is not None)
     groups = {}
     for name, bank in banks.items():
         own = [adapter.get(name) for adapter in adapters]
         if any(own):
-            groups[name] = _group_batch(layout.segments, bank, own)
+            groups[name] = _group_batch(layout.segments, bank, own, step)
     return LoraBatch(layout, groups, path, embedded_rows(layout, embeddings))
 
 
@@ -149,10 +151,13 @@ def embedded_rows(
     return tuple(found)
 
 
-def _group_batch(segments: Sequence[Segment], bank: Bank, own: Sequence[GroupAdapter | None]) -> GroupBatch:
+def _group_batch(
+    segments: Sequence[Segment], bank: Bank, own: Sequence[GroupAdapter | None], step: CpuStep | None
+) -> GroupBatch:
     many: list[tuple[slice, GroupAdapter]] = []
     few: list[int] = []
     ranks: list[torch.Tensor] = []
+    runs: list[tuple[range, torch.Tensor]] = []
     for segment in segments:
         adapter = own[segment.adapter]
         if adapter is None:
@@ -162,8 +167,11 @@ def _group_batch(segments: Sequence[Segment], bank: Bank, own: Sequence[GroupAda
         else:
             few += range(segment.start, segment.end)
             ranks += [adapter.rows] * segment.rows
+            runs.append((range(segment.start, segment.end), adapter.rows))
     if not few:
         return GroupBatch(tuple(many), None, slice(0, 0))
+    if step is not None:
+        return GroupBatch(tuple(many), CompiledPaged(bank, runs, step), slice(None))
     adjacent = few[-1] - few[0] + 1 == len(few)
     where = slice(few[0], few[-1] + 1) if adjacent else torch.tensor(few)
     return GroupBatch(tuple(many), PagedStep(bank, ranks), where)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from services.executor.kernels.compiled import CpuStep
 from services.executor.kernels.layout import GroupSpec
 from services.executor.model.config import ConfigUnsupported, NativeConfig, read_config
 from services.executor.model.families import NATIVE
@@ -56,12 +57,14 @@ class NativeDecoder:
         norm: torch.Tensor,
         head: torch.Tensor,
         max_context: int,
+        step: CpuStep | None = None,
     ) -> None:
         self._config = config
+        self._step = step
         self._layers = layers
         self._embedding = embedding
         self._norm = norm
-        self._head = Linear(head)
+        self._head = Linear(head, step=step)
         # A product with this column is the mean of the squares: several times faster than a reduction at few rows.
         self._mean = torch.full((config.hidden_size, 1), 1 / config.hidden_size, device=norm.device)
         tables = rope_tables(config.rope, head_dim=config.head_dim, length=max_context, dtype=embedding.dtype)
@@ -115,7 +118,7 @@ class NativeDecoder:
         packed.lora.add_embedding(x, packed.tokens)
         cos = self._cos.index_select(0, packed.positions).unsqueeze(1)
         sin = self._sin.index_select(0, packed.positions).unsqueeze(1)
-        turn = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        turn = (cos, sin) if self._step is not None else (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
         for index, layer in enumerate(self._layers):
             normed = self._norm_of(x, layer.input_norm)
             seen = self._attend(index, layer, normed, turn, packed)
@@ -128,6 +131,8 @@ class NativeDecoder:
         return self._norm_of(x, self._norm)
 
     def _norm_of(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self._step is not None:
+            return self._step.norm(x, weight, self._config.norm_eps)
         if x.dtype is not torch.float32:
             return rms_norm(x, weight.shape, weight, self._config.norm_eps)
         scale = torch.mm(x * x, self._mean).add_(self._config.norm_eps).rsqrt_()
@@ -155,13 +160,15 @@ class NativeDecoder:
         else:
             qk = heads[:, : config.heads + config.kv_heads]
         if config.rotary[index]:
-            qk = _rotate(qk, *turn)
+            qk = _rotate(qk, *turn) if self._step is None else self._step.rotate(qk, qk.shape[1], *turn)
         q, k = torch.split(qk, [config.heads, config.kv_heads], dim=1)
         return packed.attention.attend(index, q, k, v, scale=config.head_dim**-0.5, window=config.windows[index])
 
     def _feed_forward(self, index: int, layer: _Layer, x: torch.Tensor, lora: Adapters) -> torch.Tensor:
         both = layer.gate_up(x)
         lora.add("gate_up", index, both, x)
+        if self._step is not None:
+            return self._step.gated(both)
         gate, up = torch.split(both, self._config.intermediate_size, dim=1)
         return silu(gate).mul_(up)
 
@@ -216,10 +223,12 @@ def load_native(
     max_context: int | None = None,
     products: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    step: CpuStep | None = None,
 ) -> NativeDecoder:
     """Load a local Hugging Face directory, rounded to `dtype` and computed in `products` (by default `dtype`).
 
-    `max_context` caps the tokens of a request; by default the checkpoint's own limit.
+    `max_context` caps the tokens of a request; by default the checkpoint's own limit. `step` may be given where
+    products are float32 on a CPU.
 
     Raises:
         ModelUnsupported: the config or the weights ask for something that this decoder does not compute exactly.
@@ -230,7 +239,7 @@ def load_native(
     except (OSError, ValueError, ConfigUnsupported) as error:
         raise ModelUnsupported(f"{directory}: {error}") from error
     checkpoint = Checkpoint(directory, dtype=dtype, products=products, device=device)
-    layers = tuple(_load_layer(checkpoint, config, i) for i in range(config.layers))
+    layers = tuple(_load_layer(checkpoint, config, i, step) for i in range(config.layers))
     embedding = checkpoint.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
     norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
     head = embedding
@@ -242,7 +251,9 @@ def load_native(
     if strange:
         raise ModelUnsupported(f"{directory}: {len(strange)} tensors have no place in the model, first {strange[0]}")
     context = min(config.max_context, max_context or config.max_context)
-    return NativeDecoder(config, layers=layers, embedding=embedding, norm=norm, head=head, max_context=context)
+    return NativeDecoder(
+        config, layers=layers, embedding=embedding, norm=norm, head=head, max_context=context, step=step
+    )
 
 
 def _with_generation_eos(config: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
@@ -253,7 +264,7 @@ def _with_generation_eos(config: Mapping[str, Any], directory: Path) -> Mapping[
     return config if eos is None else {**config, "eos_token_id": eos}
 
 
-def _load_layer(checkpoint: Checkpoint, config: NativeConfig, index: int) -> _Layer:
+def _load_layer(checkpoint: Checkpoint, config: NativeConfig, index: int, step: CpuStep | None) -> _Layer:
     prefix = f"model.layers.{index}."
     hidden, wide = config.hidden_size, config.intermediate_size
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -264,7 +275,7 @@ def _load_layer(checkpoint: Checkpoint, config: NativeConfig, index: int) -> _La
     def pack(parts: dict[str, int], size: int, biased: bool) -> Linear:
         weight = torch.cat([take(f"{name}.weight", out, size) for name, out in parts.items()])
         bias = torch.cat([take(f"{name}.bias", out) for name, out in parts.items()]) if biased else None
-        return Linear(weight, bias)
+        return Linear(weight, bias, step)
 
     attention = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
     return _Layer(

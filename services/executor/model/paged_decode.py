@@ -3,6 +3,8 @@
 A step's block tables become one sparse pattern: query head h of row t meets the slots of its own request. The scores
 are the products of queries and keys at that pattern, the answer is a weighted sum of value rows picked by the same
 list. Both read keys and values where they lie. Built once per step, used by every layer.
+
+A compiled step does it in one loop over memory, and contexts of all lengths together.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from services.executor.kernels.compiled import CpuStep
 from services.executor.kernels.threads import on_one_thread
 from services.executor.kv_blocks import NULL_BLOCK
 
@@ -91,3 +94,25 @@ class PagedDecode:
             mask = torch.zeros(unseen.shape).masked_fill_(unseen, float("-inf")).unsqueeze(1)
             self._unseen[window] = mask if needed else None
         return self._unseen[window]
+
+
+class CompiledDecode:
+    """The same by the compiled step, for contexts of any lengths."""
+
+    def __init__(self, starts: Sequence[int], blocks: Sequence[Sequence[int]], step: CpuStep) -> None:
+        width = max(len(b) for b in blocks)
+        self._table = torch.tensor([[*b, *[NULL_BLOCK] * (width - len(b))] for b in blocks], dtype=torch.int32)
+        self._ends = torch.tensor(starts, dtype=torch.int32) + 1
+        self._begins: dict[int | None, torch.Tensor] = {None: torch.zeros_like(self._ends)}
+        self._step = step
+
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *,
+        scale: float, window: int | None, softcap: float | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """See `PagedDecode.attend`. Shapes: keys, values [blocks, block_size, kv_heads, head_dim]."""
+        begins = self._begins.get(window)
+        if begins is None:
+            assert window is not None
+            begins = self._begins[window] = (self._ends - window).clamp_(min=0)
+        return self._step.attend(q, keys, values, self._table, begins, self._ends, scale=scale, softcap=softcap)

@@ -6,6 +6,9 @@ the bfloat16 model with nothing rounded in between. It costs the memory of float
 
 Why packed: at few rows most of a product's time is spent rearranging the weights for the vector units. oneDNN lets that
 be done once.
+
+With a compiled step, weights that are bfloat16 numbers are kept as such too: up to four rows are multiplied with those,
+which are half the bytes, and nothing is rounded that is not rounded otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
+from services.executor.kernels.compiled import THIN_ROWS, CpuStep
 from services.executor.kernels.threads import on_one_thread
 
 Products = Literal["auto", "native", "float32"]
@@ -59,10 +63,12 @@ def _can_pack() -> bool:
 class Linear:
     """x @ weight.T + bias for one matrix [out, in], packed where that is faster. Owned by one thread."""
 
-    __slots__ = ("_bias", "_packed", "_plain", "_size")
+    __slots__ = ("_bias", "_packed", "_plain", "_size", "_step", "_thin")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, step: CpuStep | None = None) -> None:
         self._bias = bias
+        self._step = step
+        self._thin: torch.Tensor | None = None
         self._size = weight.numel()
         self._plain: torch.Tensor | None = weight
         self._packed: torch.Tensor | None = None
@@ -70,6 +76,9 @@ class Linear:
 
     def _pack(self) -> None:
         plain = self._plain
+        if plain is not None and self._step is not None:
+            half = plain.bfloat16()
+            self._thin = half if torch.equal(half.float(), plain) else None
         if plain is not None and plain.dtype is torch.float32 and plain.device.type == "cpu" and _can_pack():
             self._packed, self._plain = torch.ops.mkldnn._reorder_linear_weight(plain, _ROWS_HINT), None
 
@@ -78,6 +87,9 @@ class Linear:
         if self._packed is None:
             assert self._plain is not None
             return functional.linear(x, self._plain, self._bias)
+        if self._thin is not None and x.shape[0] <= THIN_ROWS:
+            assert self._step is not None
+            return self._step.thin(x, self._thin, self._bias, None)
         product = torch.ops.mkldnn._linear_pointwise
         out: torch.Tensor = self._run(x, product, x, self._packed, self._bias, "none", [], "")
         return out
@@ -86,6 +98,9 @@ class Linear:
         """Return total + product; `total` [rows, out] is not written to."""
         if self._packed is None:
             return total + self(x)
+        if self._thin is not None and x.shape[0] <= THIN_ROWS:
+            assert self._step is not None
+            return self._step.thin(x, self._thin, self._bias, total)
         add = torch.ops.mkldnn._linear_pointwise.binary
         out: torch.Tensor = self._run(x, add, x, total, self._packed, self._bias, "add")
         return out
@@ -97,7 +112,7 @@ class Linear:
         """Return the matrix itself, which may be written to until `freeze`; products are slower until then."""
         if self._plain is None:
             assert self._packed is not None
-            self._plain, self._packed = self._packed.to_dense(), None
+            self._plain, self._packed, self._thin = self._packed.to_dense(), None, None
         return self._plain
 
     def freeze(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from services.executor.request import FinishReason, Sampling
+from tests.support.compiled import compiled_step
 from tests.support.harness import SMALL, open_world
 from tests.support.tiny import ALL, ATTENTION, greedy, make_adapter, make_base, prompt_of, read_bundle, with_adapter
 
@@ -46,14 +47,16 @@ def _references(root: Path, base, names, prompts, count):
     return out
 
 
-def test_mixed_batch_with_rows_joining_and_leaving_equals_peft(family) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_mixed_batch_with_rows_joining_and_leaving_equals_peft(family, compiled: bool) -> None:
     root, base, bundles = family
+    step = compiled_step() if compiled else None
     names = [None, *ADAPTERS]
     prompts = [prompt_of(n) for n in (1, 5, 33, 80)]
     expected = _references(root, base, names, prompts, 20)
     for p in prompts[1:]:
         assert len({tuple(expected[n, p]) for n in names}) == len(names), "adapters must answer differently"
-    world = open_world(root / "base", replace(SMALL, pool_bytes=2**23))
+    world = open_world(root / "base", replace(SMALL, pool_bytes=2**23), step=step)
     for bundle in bundles.values():
         world.load(bundle.host())
     rng = random.Random(5)
@@ -70,7 +73,8 @@ def test_mixed_batch_with_rows_joining_and_leaving_equals_peft(family) -> None:
         transcript = world.transcripts[request_id]
         assert transcript.tokens == expected[name, p][:count], (name, len(p))
         path = transcript.ended[0].kernel_path
-        assert path.startswith("cpu-torch-") or (name is None and path == "base")
+        kinds = ("cpu-compiled-", "cpu-torch-segmented") if compiled else ("cpu-torch-",)
+        assert path.startswith(kinds) or (name is None and path == "base")
     assert max(t.ended[0].distinct_adapters for t in world.transcripts.values()) >= 5
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from services.executor.engine.sampling import _argmax
+from services.executor.kernels.compiled import CpuStep
 from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
+from tests.support.compiled import compiled_step
 
 BLOCK, HEADS, KV_HEADS, SIZE = 16, 9, 3, 20
 
@@ -27,16 +29,23 @@ def plain(
     return torch.cat(out).float()
 
 
+@pytest.fixture(params=["torch", "compiled"])
+def step(request: pytest.FixtureRequest) -> CpuStep | None:
+    """What computes the attention: torch's own functions, or the compiled step."""
+    return None if request.param == "torch" else compiled_step()
+
+
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 1, 10, 70, 200])
 @pytest.mark.parametrize("lengths", [(1,), (64, 64), (70, 64, 80, 66), (3, 200, 17, 65)])
-def test_decoding_rows_equal_plain_attention(lengths, window, softcap) -> None:
+def test_decoding_rows_equal_plain_attention(lengths, window, softcap, step) -> None:
     torch.manual_seed(sum(lengths))
     counts = [-(-n // BLOCK) for n in lengths]
     total = sum(counts) + 3
     cache = KvCache(
-        layers=1, blocks=total, block_size=BLOCK, kv_heads=KV_HEADS, head_dim=SIZE, dtype=torch.float32, poison=True
-    )
+        layers=1, blocks=total, block_size=BLOCK, kv_heads=KV_HEADS, head_dim=SIZE, dtype=torch.float32, poison=True,
+        step=step,
+    )  # fmt: skip
     order = (torch.randperm(total - 1) + 1).tolist()
     spans = []
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
@@ -58,8 +67,10 @@ def test_decoding_rows_equal_plain_attention(lengths, window, softcap) -> None:
         torch.testing.assert_close(got[row], expected, atol=2e-6, rtol=1e-5)
 
 
-def test_a_rows_bad_numbers_stay_its_own() -> None:
-    cache = KvCache(layers=1, blocks=4, block_size=BLOCK, kv_heads=KV_HEADS, head_dim=SIZE, dtype=torch.float32)
+def test_a_rows_bad_numbers_stay_its_own(step) -> None:
+    cache = KvCache(
+        layers=1, blocks=4, block_size=BLOCK, kv_heads=KV_HEADS, head_dim=SIZE, dtype=torch.float32, step=step
+    )
     spans = [AttentionSpan(i, 1, 0, (i + 1,)) for i in range(3)]
     q, k, v = torch.randn(3, HEADS, SIZE), torch.randn(3, KV_HEADS, SIZE), torch.randn(3, KV_HEADS, SIZE)
     k[1] = float("nan")

@@ -1,0 +1,233 @@
+"""The compiled decode step: cpu/step.cpp, built on the machine that runs it and called through ctypes.
+
+Optional and never required. It takes a C++ compiler about a second; the library is built into a directory that only
+this user may enter and is deleted as soon as it is loaded, so there is no cache that somebody could write to. Before it
+is used its functions are held against their twins on torch; one that disagrees is a reason to do without all of them.
+
+What it is for: on two cores a step of one row spends more time on waking threads and on starting some 30 operations
+per layer than on reading the weights, and torch has no product of bfloat16 weights with float32 rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+Compiled = Literal["auto", "on", "off"]
+
+SOURCE = Path(__file__).parent / "cpu" / "step.cpp"
+# Rows up to which bfloat16 weights are read as they are: from 5 rows on packed float32 products are faster.
+THIN_ROWS = 4
+# Numbers that a call reads and writes below which it stays on one thread; waking another takes about 30 µs.
+_ALONE = 1 << 16
+_TIMEOUT_S = 120.0
+
+
+class CompilerMissing(RuntimeError):
+    """There is no compiled step on this machine; the message says why."""
+
+
+class CpuStep:
+    """Functions of step.cpp on torch tensors: float32 and contiguous, on the CPU. Owned by one thread."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._thin, self._norm, self._rotate = library.loraport_thin, library.loraport_norm, library.loraport_rotate
+        self._gated, self._attend, self._lora = library.loraport_gated, library.loraport_attend, library.loraport_lora
+        pointer, whole, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+        self._thin.argtypes = [pointer] * 5 + [whole] * 3 + [threads]
+        self._norm.argtypes = [pointer] * 3 + [whole] * 2 + [number, threads]
+        self._rotate.argtypes = [pointer] * 4 + [whole] * 4 + [threads]
+        self._gated.argtypes = [pointer] * 2 + [whole] * 2 + [threads]
+        self._attend.argtypes = [pointer] * 7 + [whole] * 7 + [number, number, threads]
+        self._lora.argtypes = [pointer] * 12 + [whole] * 4 + [threads]
+        for function in (self._thin, self._norm, self._rotate, self._gated, self._attend, self._lora):
+            function.restype = None
+
+    def thin(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return x @ weight.T + bias + add. Shapes: x [1 to 4, in]; weight bfloat16 [out, in]; add [rows, out].
+
+        Bytes moved: 2 * in * out.
+        """
+        (rows, size), out = x.shape, weight.shape[0]
+        y = torch.empty(rows, out)
+        self._thin(
+            x.data_ptr(), weight.data_ptr(), _pointer(bias), _pointer(add), y.data_ptr(), rows, size, out,
+            _threads(size * out),
+        )  # fmt: skip
+        return y
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x * weight / sqrt(mean(x**2) + eps). Shapes: x [rows, size], weight [size]."""
+        y = torch.empty_like(x)
+        rows, size = x.shape
+        self._norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, eps, _threads(2 * x.numel()))
+        return y
+
+    def rotate(self, x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Return the first heads, rotated. Shapes: x [rows, all heads, size]; cos, sin [rows, size / 2]."""
+        rows, _, size = x.shape
+        out = torch.empty(rows, heads, size)
+        self._rotate(
+            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), rows, heads, size, x.stride(0),
+            _threads(2 * out.numel()),
+        )  # fmt: skip
+        return out
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) * up for x [rows, gate | up]."""
+        rows, both = x.shape
+        out = torch.empty(rows, both // 2)
+        self._gated(x.data_ptr(), out.data_ptr(), rows, both // 2, _threads(2 * x.numel()))
+        return out
+
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, begins: torch.Tensor,
+        ends: torch.Tensor, *, scale: float, softcap: float | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Attention of one query per request over the paged cache.
+
+        Semantics: out[r] = softmax(cap(scale * q[r] · K)) V over the positions [begins[r], ends[r]) of the block table;
+            cap(s) = softcap * tanh(s / softcap), s itself without softcap.
+        Shapes: q [rows, q_heads, size], whose rows may be apart; keys, values [blocks, block, kv_heads, size]; table
+            int32 [rows, width]; begins, ends int32 [rows]; returns [rows, q_heads * size].
+        Bytes moved: 8 * kv_heads * size per position that is seen.
+        """
+        rows, heads, size = q.shape
+        block, kv_heads = keys.shape[1], keys.shape[2]
+        out = torch.empty(rows, heads * size)
+        self._attend(
+            q.data_ptr(), keys.data_ptr(), values.data_ptr(), table.data_ptr(), begins.data_ptr(), ends.data_ptr(),
+            out.data_ptr(), rows, heads, kv_heads, size, block, table.shape[1], q.stride(0), scale,
+            softcap or 0.0,
+            _threads(2 * rows * table.shape[1] * block * kv_heads * size),
+        )  # fmt: skip
+        return out
+
+    def lora(
+        self, x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, step: LoraStep
+    ) -> None:
+        """Add every row's own adapter to y, in place; see `reference.py` for the semantics.
+
+        Shapes: x [rows, in], y [rows, out]; a [pool rows, subs, in], b [pool rows, out], scale [pool rows, subs].
+        Bytes moved: 4 * (in * subs + out) per rank row of the step.
+        """
+        subs, size = a.shape[1], a.shape[2]
+        self._lora(
+            x.data_ptr(), a.data_ptr(), b.data_ptr(), scale.data_ptr(), *step.pointers, y.data_ptr(),
+            step.adapters, subs, size, y.shape[1], _threads(step.total_ranks * (size * subs + y.shape[1])),
+        )  # fmt: skip
+
+
+class LoraStep:
+    """Which rows of a step have which rank rows of the pool, in one group.
+
+    `rows[i]` are the rows of adapter i, `ranks[i]` its pool rows; `widths` what each sub adds to.
+    """
+
+    __slots__ = ("_kept", "adapters", "pointers", "total_ranks")
+
+    def __init__(self, rows: Sequence[Sequence[int]], ranks: Sequence[torch.Tensor], widths: Sequence[int]) -> None:
+        self.adapters = len(rows)
+        counts = torch.tensor([len(r) for r in ranks])
+        self.total_ranks = int(counts.sum())
+        pairs = counts * torch.tensor([len(r) for r in rows]) * len(widths)
+        arrays = (
+            torch.cat(list(ranks)).to(torch.int64),
+            _starts(counts),
+            torch.tensor([row for some in rows for row in some]),
+            _starts(torch.tensor([len(some) for some in rows])),
+            _starts(torch.tensor(list(widths))),
+            _starts(pairs),
+            torch.empty(int(pairs.sum())),
+        )
+        self._kept = arrays
+        self.pointers = tuple(array.data_ptr() for array in arrays)
+
+
+def load_step(choice: Compiled) -> CpuStep | None:
+    """Build and check the compiled step; None when it is `off`, or `auto` and there is none to be had.
+
+    Raises:
+        CompilerMissing: it must be `on` and there is none.
+    """
+    if choice == "off":
+        return None
+    try:
+        step = _build()
+    except CompilerMissing:
+        if choice == "on":
+            raise
+        return None
+    return step
+
+
+@functools.cache  # a process builds it once
+def _build() -> CpuStep:
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise CompilerMissing("there is no C++ compiler: install g++, or set model.compiled to off")
+    with tempfile.TemporaryDirectory(prefix="loraport-step-") as directory:
+        target = Path(directory) / "step.so"
+        # torch's own OpenMP library: a second one would have threads of its own, which wait for the same cores.
+        openmp = [str(path) for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*")]
+        flags = ["-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fPIC", "-shared", "-fopenmp"]
+        command = [compiler, *flags, "-o", str(target)]
+        try:
+            done = subprocess.run(
+                [*command, str(SOURCE), *openmp], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+            if done.returncode != 0:
+                raise CompilerMissing(f"{compiler} failed: {done.stderr.strip().splitlines()[-1:]}")
+            step = CpuStep(ctypes.CDLL(str(target)))
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompilerMissing(f"{compiler}: {error}") from error
+    _check(step)
+    return step
+
+
+def _check(step: CpuStep) -> None:
+    """Hold the functions against torch, with odd sizes. Raises CompilerMissing."""
+    numbers = torch.Generator().manual_seed(0)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=numbers)
+
+    x, weight, add = some(3, 37), some(29, 37).bfloat16(), some(3, 29)
+    pairs = [(step.thin(x, weight, weight[:, 0].float(), add), x @ weight.float().t() + weight[:, 0].float() + add)]
+    small = x * 1e-2
+    pairs.append((step.norm(small, x[0], 1e-4), torch.nn.functional.rms_norm(small, (37,), x[0], 1e-4)))
+    both = some(3, 2 * 19) * 20
+    pairs.append((step.gated(both), torch.nn.functional.silu(both[:, :19]) * both[:, 19:]))
+    keys, values, q = some(4, 8, 2, 12), some(4, 8, 2, 12), some(2, 6, 12)
+    table, ends = torch.tensor([[2, 1], [3, 0]], dtype=torch.int32), torch.tensor([13, 5], dtype=torch.int32)
+    begins = torch.tensor([4, 0], dtype=torch.int32)
+    seen = step.attend(q, keys, values, table, begins, ends, scale=0.3, softcap=2.0)
+    for row, (blocks, begin, end) in enumerate((([2, 1], 4, 13), ([3, 0], 0, 5))):
+        k, v = (t[blocks].flatten(0, 1)[begin:end].repeat_interleave(3, dim=1) for t in (keys, values))
+        scores = torch.einsum("hd,phd->hp", q[row], k).mul(0.3 / 2.0).tanh().mul(2.0).softmax(dim=-1)
+        pairs.append((seen[row], torch.einsum("hp,phd->hd", scores, v).flatten()))
+    if not all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for got, want in pairs):
+        raise CompilerMissing("the compiled step computes something else than torch does")
+
+
+def _starts(counts: torch.Tensor) -> torch.Tensor:
+    return torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _threads(numbers: int) -> int:
+    return 1 if numbers < _ALONE else torch.get_num_threads()

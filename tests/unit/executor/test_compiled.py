@@ -1,0 +1,153 @@
+"""The compiled step computes what torch computes, row by row, and is refused where it does not."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from services.executor.kernels import compiled
+from services.executor.kernels.compiled import SOURCE, THIN_ROWS, CompilerMissing, CpuStep, LoraStep, load_step
+from services.executor.model.products import Linear
+from services.executor.request import Sampling
+from tests.support.compiled import compiled_step
+from tests.support.harness import open_world
+from tests.support.tiny import ALL, make_adapter, make_base, prompt_of, read_bundle
+
+
+@pytest.fixture
+def step() -> CpuStep:
+    return compiled_step()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (24, 40), (577, 961), (64, 576)])
+def test_thin_products_equal_plain_ones_whatever_the_neighbours(step: CpuStep, shape: tuple[int, int]) -> None:
+    torch.manual_seed(shape[0])
+    out, size = shape
+    weight, bias = torch.randn(out, size).bfloat16(), torch.randn(out)
+    x, total = torch.randn(THIN_ROWS, size), torch.randn(THIN_ROWS, out)
+    product = x.double() @ weight.double().t()
+    for rows in range(1, THIN_ROWS + 1):
+        some = x[:rows]
+        got = step.thin(some, weight, bias, total[:rows])
+        expected = (product + bias.double() + total.double())[:rows].float()
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-5)
+        torch.testing.assert_close(step.thin(some, weight, None, None), product[:rows].float(), atol=2e-4, rtol=1e-5)
+        for row in range(rows):
+            assert torch.equal(step.thin(x[row : row + 1], weight, bias, total[row : row + 1])[0], got[row])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 130])
+@pytest.mark.parametrize("size", [2, 7, 40, 577])
+def test_norm_gate_and_rotation_equal_torchs(step: CpuStep, rows: int, size: int) -> None:
+    torch.manual_seed(rows * size)
+    x, weight = torch.randn(rows, size), torch.randn(size)
+    torch.testing.assert_close(step.norm(x, weight, 1e-6), rms_norm(x, (size,), weight, 1e-6), atol=1e-6, rtol=2e-6)
+    both = torch.randn(rows, 2 * size) * 30
+    torch.testing.assert_close(step.gated(both), silu(both[:, :size]) * both[:, size:], atol=1e-6, rtol=2e-6)
+    half = size // 2 + 1
+    heads, angle = torch.randn(rows, 5, 2 * half), torch.randn(rows, half)
+    cos, sin = angle.cos(), angle.sin()
+    a, b = heads[:, :3, :half], heads[:, :3, half:]
+    turned = torch.cat((a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]), dim=-1)
+    torch.testing.assert_close(step.rotate(heads[:, :3], 3, cos[:, None], sin[:, None]), turned)
+
+
+def test_the_gate_of_extreme_numbers(step: CpuStep) -> None:
+    gate = torch.tensor([-1e30, -200.0, -89.0, -0.0, 0.0, 1e-30, 89.0, 200.0, 1e30, float("inf"), float("nan")])
+    got = step.gated(torch.cat((gate, torch.ones_like(gate)))[None])[0]
+    torch.testing.assert_close(got, silu(gate), equal_nan=True, atol=1e-30, rtol=1e-6)
+
+
+@pytest.mark.parametrize("widths", [(20,), (12, 4, 4), (70, 70)])
+def test_adapters_equal_their_products_and_touch_nothing_else(step: CpuStep, widths: tuple[int, ...]) -> None:
+    torch.manual_seed(sum(widths))
+    size, pool, subs, out = 23, 40, len(widths), sum(widths)
+    a, b, scale = torch.randn(pool, subs, size), torch.randn(pool, out), torch.randn(pool, subs)
+    order = torch.randperm(pool)
+    ranks = [order[:1], order[1:18], order[18:21]]
+    a[order[21:]], b[order[21:]], scale[order[21:]] = float("nan"), float("nan"), float("nan")
+    rows = [range(1, 2), range(2, 7), range(8, 10)]
+    x, y = torch.randn(11, size), torch.randn(11, out)
+    expected = y.double()
+    for some, own in zip(rows, ranks, strict=True):
+        for row in some:
+            low = 0
+            for sub, width in enumerate(widths):
+                shrunk = (a[own, sub].double() @ x[row].double()) * scale[own, sub].double()
+                expected[row, low : low + width] += shrunk @ b[own, low : low + width].double()
+                low += width
+    got = y.clone()
+    step.lora(x, got, a, b, scale, LoraStep(rows, ranks, widths))
+    torch.testing.assert_close(got, expected.float(), atol=1e-4, rtol=1e-4)
+    assert all(torch.equal(got[row], y[row]) for row in (0, 7, 10))
+
+
+def test_a_matrix_that_bfloat16_does_not_hold_is_not_read_as_such(step: CpuStep) -> None:
+    torch.manual_seed(1)
+    weight, x = torch.randn(32, 48).bfloat16().float(), torch.randn(2, 48)
+    product = Linear(weight.clone(), step=step)
+    torch.testing.assert_close(product(x), x @ weight.t(), atol=1e-5, rtol=1e-5)
+    product.thaw()[0, 0] += 1e-3  # as merging an adapter does
+    product.freeze()
+    weight[0, 0] += 1e-3
+    torch.testing.assert_close(product(x), x @ weight.t(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_a_bfloat16_base_answers_alike_with_and_without_it(step: CpuStep, tmp_path, kind: str) -> None:
+    base = make_base(tmp_path / "base", kind, seed=5)
+    make_adapter(base, tmp_path / "one", seed=4, r=5, lora_alpha=7, target_modules=ALL)
+    adapter = read_bundle(base, tmp_path / "one")
+    answers = []
+    for chosen in (step, None):
+        world = open_world(tmp_path / "base", dtype=torch.bfloat16, products=torch.float32, step=chosen)
+        world.load(adapter.host())
+        for i in range(6):
+            revision = adapter.revision_id if i % 2 else None
+            world.submit(f"q{i}", prompt_of(3 + 9 * i), revision, sampling=Sampling(max_tokens=6 + 4 * i, logprobs=1))
+        world.finish()
+        world.assert_idle()
+        answers.append([(world.transcripts[f"q{i}"].tokens, world.transcripts[f"q{i}"].logprobs) for i in range(6)])
+    assert [tokens for tokens, _ in answers[0]] == [tokens for tokens, _ in answers[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("if (bias) value += bias[o];", ""),
+        ("/ size + eps)", "/ size)"),
+        ("dot(query + h * size, key + h / fold * size, size) * scale", "dot(query + h * size, key, size) * scale"),
+        ("to[i] = gate[i] / (exponential_one(-gate[i]) + 1.0f)", "to[i] = gate[i]"),
+    ],
+)
+def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypatch, text: str, instead: str) -> None:
+    source = SOURCE.read_text()
+    assert text in source
+    (tmp_path / "step.cpp").write_text(source.replace(text, instead))
+    monkeypatch.setattr(compiled, "SOURCE", tmp_path / "step.cpp")
+    with pytest.raises(CompilerMissing, match="something else than torch"):
+        compiled._build.__wrapped__()
+
+
+def test_without_a_compiler_auto_does_without_and_on_refuses(monkeypatch) -> None:
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiled, "_build", compiled._build.__wrapped__)
+    assert load_step("auto") is None
+    assert load_step("off") is None
+    with pytest.raises(CompilerMissing, match="install g"):
+        load_step("on")
+
+
+def test_a_compiler_that_fails_or_hangs_is_a_reason_to_do_without(monkeypatch) -> None:
+    def failing(*args, **kwargs):
+        raise subprocess.TimeoutExpired("c++", 1)
+
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: "/usr/bin/false")
+    monkeypatch.setattr(compiled, "_build", compiled._build.__wrapped__)
+    assert load_step("auto") is None
+    monkeypatch.setattr(compiled.subprocess, "run", failing)
+    with pytest.raises(CompilerMissing):
+        load_step("on")
