@@ -37,6 +37,7 @@ from loraport.registry.v1 import (
     trust_service_pb2,
     trust_service_pb2_grpc,
 )
+from loraport.rollouts import Rollouts
 from loraport.router.v1 import router_admin_service_pb2, router_admin_service_pb2_grpc
 from loraport.types.v1 import types_pb2
 
@@ -101,6 +102,7 @@ class AdminClient:
         # An upload proves itself by its session, so the loader's door for it never sees the admin's certificate.
         self._loader = _Peer(loader_upload, grpc.ssl_channel_credentials(ca))
         self.accounts = Accounts(self._registry, self._router)
+        self.rollouts = Rollouts(self._registry)
         self._tenants: Any = tenant_service_pb2_grpc.TenantServiceStub(self._registry.channel)
         self._keys: Any = key_service_pb2_grpc.KeyServiceStub(self._registry.channel)
         self._bases: Any = base_model_service_pb2_grpc.BaseModelServiceStub(self._registry.channel)
@@ -298,9 +300,9 @@ class AdminClient:
             self._adapters.ApproveRevision, adapter_service_pb2.ApproveRevisionRequest(name=name)
         )
 
-    def revoke_revision(self, name: str, *, reason: str) -> adapter_service_pb2.Revision:
-        """Takes a revision out of service for ever."""
-        request = adapter_service_pb2.RevokeRevisionRequest(name=name, reason=reason)
+    def revoke_revision(self, name: str, *, reason: str, security: bool = False) -> adapter_service_pb2.Revision:
+        """Takes a revision out of service for ever; one that a rollout needs only as a matter of security."""
+        request = adapter_service_pb2.RevokeRevisionRequest(name=name, reason=reason, security=security)
         return self._registry.call(self._adapters.RevokeRevision, request)
 
     def set_alias(

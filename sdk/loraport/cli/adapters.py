@@ -276,6 +276,9 @@ def revoke(
     tenant: OptionalTenant = None,
     version: Version = None,
     reason: Annotated[str, typer.Option(help="Why; kept in the audit log.")] = "revoked by an operator",
+    security: Annotated[
+        bool, typer.Option("--security", help="Even if a rollout needs it: that one rolls back first.")
+    ] = False,
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> None:
@@ -286,7 +289,7 @@ def revoke(
         raise typer.BadParameter("say which revision: --version N, TENANT/NAME@vN or sha256:…")
     with AdminClient.local(data) as admin:
         found = find_revision(admin, adapter, tenant=tenant, version=version)
-        _tell(admin.revoke_revision(found.revision_id, reason=reason), as_json)
+        _tell(admin.revoke_revision(found.revision_id, reason=reason, security=security), as_json)
 
 
 def _tell(revision: Any, as_json: bool) -> None:

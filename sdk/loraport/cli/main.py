@@ -19,10 +19,12 @@ from loraport.cli import (
     executors,
     fleet,
     generate,
+    history,
     imports,
     log,
     quotas,
     report,
+    rollouts,
     score,
     sharing,
     signers,
@@ -50,8 +52,10 @@ app.add_typer(trust.app, name="trust")
 app.add_typer(bases.app, name="base")
 adapters.app.command("import")(imports.import_adapter)
 adapters.app.command("share")(sharing.share_adapter)
+adapters.app.command("history")(history.history)
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(aliases.app, name="alias")
+app.add_typer(rollouts.app, name="rollout")
 app.add_typer(log.app, name="log")
 app.add_typer(audit.app, name="audit")
 app.command("generate")(generate.generate)
@@ -152,7 +156,10 @@ _ADVICE = {
     "LOG_SPLIT_VIEW": "see: loraport log verify",
     "CHECKPOINT_ROLLBACK": "see: loraport log verify",
     "SHARED_EXECUTOR": "start the stack with: loraport dev up --dedicated",
-    "ALIAS_LIVE": "move it at once with --now --reason TEXT",
+    "ALIAS_LIVE": "see: loraport rollout start; or move it at once with --now --reason TEXT",
+    "ROLLOUT_RUNNING": "see: loraport rollout list",
+    "ROLLOUT_NOT_FOUND": "see: loraport rollout list",
+    "QUORUM_MISSING": "see: loraport rollout status",
 }
 
 

@@ -37,6 +37,11 @@ ISSUE_COMMANDS = [
     "alias set",
     "alias list",
     "alias delete",
+    "adapter history",
+    *(
+        f"rollout {name}"
+        for name in ("start", "status", "watch", "pause", "resume", "advance", "rollback", "abort", "list")
+    ),
     "generate",
     "residency",
     "queues",
