@@ -2,7 +2,8 @@
 
 One run, one machine, one thread count, one dtype. Prompts are random tokens, adapters random numbers on all linears
 of the layers; what they say does not matter, what they cost does. Our cases take turns, so that a machine that gets
-slower does so for all of them; figures are medians. Exits 0 unless something cannot be measured.
+slower does so for all of them; figures are medians. Our own cases run with the compiled step where there is a compiler,
+as an executor does. Exits 0 unless something cannot be measured.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Serving:
         self.started = time.monotonic()
         self.figures: list[Figure] = []
         self.facts: dict[str, Any] = {}
+        self.eager = self.eager_base()
         self.engine = EngineBench(base, dtype, threads=threads)
+        self.fact("decode step", "compiled" if self.engine.compiled else "eager: there is no C++ compiler here")
         groups = self.engine.decoder.groups
         self.adapters = [make_adapter(groups, i, RANKS[i % len(RANKS)], torch.bfloat16) for i in range(16)]
         names = [adapter.name for adapter in self.adapters]
@@ -80,6 +83,12 @@ class Serving:
         self.arrivals(rates["4 adapters"])
         self.memory(pages)
         self.peers(rates)
+
+    def eager_base(self) -> float:
+        """Tokens per second of 32 requests to the base without the compiled step."""
+        engine = EngineBench(self.base, self.dtype, threads=self.threads, compiled="off")
+        taken = [engine.batch([None] * ROWS, prompt=PROMPT, new=NEW, seed=turn)[0] for turn in range(self.rounds)]
+        return ROWS * NEW / statistics.median(taken)
 
     def closed_loop(self) -> dict[str, float]:
         """32 requests at once, whole answers: tokens per second of each case, beside what a step must cost."""
@@ -172,9 +181,9 @@ class Serving:
             rows = 1 if took is one else ROWS
             cut = "; decode steps extrapolated from the median one" if took.cut else ""
             self.fact(name, f"{rows * NEW / took.seconds:.1f} tokens/s, {took.rounds} rounds{cut}")
-        for name, target in (("base / transformers", 1.5), ("base, eager, held to compiled", 1.9)):
-            self.figure(name, rates["base"] / rate, rate, target, "x")
-        self.fact("compiled step", "there is none; a line holds the eager step to the compiled one's figure")
+        self.figure("base, eager / transformers", self.eager / rate, rate, 1.5, "x")
+        if self.engine.compiled:
+            self.figure("base, compiled / transformers", rates["base"] / rate, rate, 1.9, "x")
         peft = ROWS * NEW / mixed.seconds
         self.figure("16 adapters / PEFT mixed", rates["16 adapters"] / peft, peft, 4.0, "x")
         self.figure("single stream / transformers", one.seconds / self._single, NEW / one.seconds, 1.2, "x")
@@ -207,7 +216,7 @@ def main() -> int:
     facts = {
         "dtype": options.dtype, "threads": options.threads, "rounds": serving.rounds,
         "computed in": str(serving.engine.decoder.info.dtype).removeprefix("torch."),
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"), **serving.facts,
+        **{name: os.environ.get(name, "not set") for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}, **serving.facts,
     }  # fmt: skip
     if options.peers:
         rates = vllm_rates(options.peers, base, dtype=options.dtype, threads=options.threads, log=print)

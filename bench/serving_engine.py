@@ -12,7 +12,7 @@ from bench.serving_work import Adapter, make_prompts
 from services.executor.engine.build import Device, EngineSizes, open_device
 from services.executor.engine.loads import Lease
 from services.executor.engine.loop import EngineOptions
-from services.executor.kernels.compiled import Compiled
+from services.executor.kernels.compiled import Compiled, load_step
 from services.executor.model.products import Products
 from services.executor.request import Ended, Event, RequestSpec, Sampling, Tokens
 
@@ -59,6 +59,7 @@ class EngineBench:
             compiled=compiled,
         )
         self.engine = self.device.engine
+        self.compiled = compiled != "off" and load_step("auto") is not None
         self.runner: Any = self.engine._runner
         self.decoder = self.runner.decoder
         self._leases: dict[str, Lease] = {}
