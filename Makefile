@@ -13,7 +13,7 @@ TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 # CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
 TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies clean
+.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies compose-test clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +58,7 @@ bench-refusals: setup ## measure what refusing malformed bundles costs in time a
 	@$(BIN)/python -m bench.refusals
 
 bench-serving: setup ## measure tokens per second, latency and memory beside transformers and PEFT (about 6 minutes)
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m bench.serving $(ARGS)
+	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=30000 $(BIN)/python -m bench.serving $(ARGS)
 
 bench-registry: setup ## measure a registry of 100,000 revisions: resolve, list, register, catalog watch
 	@$(BIN)/python -m bench.registry
@@ -71,6 +71,9 @@ bench-gpu: setup ## check and time the Triton kernels on this machine's GPU (8 m
 
 bench-policies: setup ## judge fairness, eviction and placement on a simulated clock (LORAPORT_TRACES: public traces)
 	@$(BIN)/python -m bench.policies
+
+compose-test: setup ## run deploy/compose.yaml for real: build, publish, kill, restart, restore; exits 3 without an engine
+	@$(BIN)/python -m tests.compose $(ARGS)
 
 clean: ## remove the environment and the local stack's data
 	rm -rf $(VENV) $(DATA)
