@@ -8,7 +8,7 @@ apart, for the owner alone. Nothing here ever falls back to the base model.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.shared.catalog import CatalogView, KeysByPlace, RevisionItem, TenantItem, verified_record
+from services.shared.catalog import CatalogView, KeysByPlace, RevisionItem, RolloutItem, TenantItem, verified_record
 from services.shared.errors import FaultList, LoraportError
 from services.shared.statements import StatementError, TrustedKeys
 
@@ -64,6 +64,13 @@ def resolve(view: CatalogView, tenant: str, target: Target) -> RevisionItem | No
         revision_id = alias.revision_id if alias is not None else None
     item = view.revisions.get(revision_id or "")
     return item if item is not None and _may_see(item, tenant) else None
+
+
+def rollout_of(view: CatalogView, target: Target, tenant: str) -> RolloutItem | None:
+    """Returns the rollout that moves the alias that is meant, None when none runs."""
+    if target.adapter is None:
+        return None
+    return view.rollouts.get((*_owned(tenant, target.adapter), target.alias or DEFAULT_ALIAS))
 
 
 def _owned(tenant: str, adapter: str) -> tuple[str, str]:

@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.router.bases import Bases, ServedBase
-from services.router.catalog_view import RecordChecker, Target, check_target, inactive, not_found, resolve, resolve_base
+from services.router.catalog_view import (
+    RecordChecker,
+    Target,
+    check_target,
+    inactive,
+    not_found,
+    resolve,
+    resolve_base,
+    rollout_of,
+)
 from services.router.fleet import Fleet
 from services.router.lanes import SHORT_CHARS, Lanes
 from services.router.ports import Catalog
+from services.router.rollout_split import Conversations, Side, choose, revision_of
 from services.router.validate import (
     Prompt,
     RequestLimits,
@@ -22,6 +32,7 @@ from services.router.validate import (
 )
 from services.shared.catalog import RevisionItem
 from services.shared.errors import FaultList, LoraportError
+from services.shared.split import split_unit
 
 CATCH_UP_S = 0.2
 
@@ -34,6 +45,8 @@ class Ask:
     prompt: Prompt
     sampling: Sampling
     session_id: str = ""
+    # Who of the tenant asks, where the credential says so.
+    user: str = ""
     priority: int = 0
     first_token_timeout_s: float | None = None
 
@@ -50,7 +63,8 @@ class ScoreAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request that may be queued. `revision` is None for the base model; `sampling.max_tokens` is set.
+    """A request that may be queued. `revision` is None for the base model; `sampling.max_tokens` is set. `side` is that
+    of a rollout that chose the revision; `account` pays in its tenant's place.
 
     One that scores has a continuation; nothing of `sampling` counts then.
     """
@@ -67,6 +81,8 @@ class Job:
     continuation_token_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
     session_id: str = ""
+    side: Side | None = None
+    account: str = ""
 
     @property
     def revision_id(self) -> str:
@@ -86,6 +102,8 @@ class Door:
         *,
         max_prompt_tokens: int,
         max_tokens: int,
+        now: Callable[[], float],
+        conversations: Conversations | None = None,
     ) -> None:
         self._catalog = catalog
         self._records = records
@@ -94,6 +112,8 @@ class Door:
         self._max_prompt_tokens = max_prompt_tokens
         self._max_tokens = max_tokens
         self._lanes = Lanes()
+        self._now = now
+        self._conversations = conversations or Conversations()
 
     async def admit(self, tenant: str, ask: Ask) -> Job:
         """Returns the job.
@@ -102,7 +122,9 @@ class Door:
             LoraportError: ADAPTER_NOT_FOUND, REVISION_NOT_ACTIVE, INVALID_REQUEST, PROMPT_TOO_LONG,
                 EXECUTOR_UNAVAILABLE.
         """
-        base, revision = await self._resolve(tenant, ask.target)
+        request_id = uuid.uuid4().hex
+        unit = split_unit(session=ask.session_id, user=ask.user, request=request_id)
+        base, revision, side = await self._resolve(tenant, ask.target, unit=unit, session=ask.session_id)
         limits = self._limits(base)
         check_request(
             ask.prompt,
@@ -114,11 +136,12 @@ class Door:
         )
         token_ids = await self._tokenize(tenant, base, ask.prompt)
         return Job(
-            id=uuid.uuid4().hex,
+            id=request_id,
             tenant=tenant,
             weight=self._weight(tenant),
             base=base,
             revision=revision,
+            side=side,
             prompt_token_ids=token_ids,
             sampling=fit_context(ask.sampling, len(token_ids), limits=limits),
             priority=ask.priority,
@@ -128,16 +151,19 @@ class Door:
 
     async def admit_score(self, tenant: str, ask: ScoreAsk) -> Job:
         """Returns the job of a score. Raises as `admit`."""
-        base, revision = await self._resolve(tenant, ask.target)
+        request_id = uuid.uuid4().hex
+        unit = split_unit(session="", user="", request=request_id)
+        base, revision, side = await self._resolve(tenant, ask.target, unit=unit)
         check_score(
             ask.prompt_token_ids, ask.continuation_token_ids, top_logprobs=ask.top_logprobs, limits=self._limits(base)
         )
         return Job(
-            id=uuid.uuid4().hex,
+            id=request_id,
             tenant=tenant,
             weight=self._weight(tenant),
             base=base,
             revision=revision,
+            side=side,
             prompt_token_ids=ask.prompt_token_ids,
             sampling=Sampling(),
             continuation_token_ids=ask.continuation_token_ids,
@@ -150,32 +176,52 @@ class Door:
 
     async def count_tokens(self, tenant: str, target: Target, prompt: Prompt) -> tuple[int, ...]:
         """Returns the ids that a prompt takes. Raises as `admit`."""
-        base, _ = await self._resolve(tenant, target)
+        base, _, _ = await self._resolve(tenant, target)
         faults = FaultList()
         check_prompt(prompt, faults, vocab_size=base.vocab_size)
         faults.raise_if_any()
         return await self._tokenize(tenant, base, prompt)
 
-    async def _resolve(self, tenant: str, target: Target) -> tuple[ServedBase, RevisionItem | None]:
+    async def _resolve(
+        self, tenant: str, target: Target, *, unit: str = "", session: str = ""
+    ) -> tuple[ServedBase, RevisionItem | None, Side | None]:
         faults = FaultList()
         check_target(target, faults)
         faults.raise_if_any()
         if target.is_base:
-            return await self._bases.get(await self._resolve_base(tenant, target.base_model)), None
-        item = await self._resolve_revision(tenant, target)
-        return await self._bases.get(item.base_model), item
+            return await self._bases.get(await self._resolve_base(tenant, target.base_model)), None, None
+        item, side = await self._resolve_revision(tenant, target, unit, session)
+        return await self._bases.get(item.base_model), item, side
 
-    async def _resolve_revision(self, tenant: str, target: Target) -> RevisionItem:
+    async def _resolve_revision(
+        self, tenant: str, target: Target, unit: str, session: str
+    ) -> tuple[RevisionItem, Side | None]:
         """A miss, of whatever kind, is answered only after the view is as new as the registry."""
-        item = resolve(self._catalog.view, tenant, target)
+        item, side = self._find(tenant, target, unit, session)
         if item is None or not self._records.is_active(self._catalog.view, item):
             await self._catalog.catch_up(CATCH_UP_S)
-            item = resolve(self._catalog.view, tenant, target)
+            item, side = self._find(tenant, target, unit, session)
         if item is None:
             raise not_found()
         if not self._records.is_active(self._catalog.view, item):
             raise inactive(item, tenant)
-        return item
+        return item, side
+
+    def _find(self, tenant: str, target: Target, unit: str, session: str) -> tuple[RevisionItem | None, Side | None]:
+        """Returns the revision that is meant, and the side of the rollout that chose it. A new revision that cannot
+        serve, or not this tenant, leaves everybody with the old one."""
+        view = self._catalog.view
+        rollout = rollout_of(view, target, tenant)
+        # Who may not see the old revision is not split, and leaves nothing behind here.
+        if rollout is None or resolve(view, tenant, Target(revision_id=rollout.from_revision_id)) is None:
+            return resolve(view, tenant, target), None
+        arm = choose(rollout, tenant, unit)
+        arm = self._conversations.settle(rollout, arm, tenant=tenant, session=session, now=self._now())
+        item = resolve(view, tenant, Target(revision_id=revision_of(rollout, arm)))
+        if arm == "new" and (item is None or not self._records.is_active(view, item)):
+            arm = "old"
+            item = resolve(view, tenant, Target(revision_id=revision_of(rollout, arm)))
+        return item, Side(rollout.name, arm, rollout.step_index)
 
     async def _resolve_base(self, tenant: str, wanted: str) -> str:
         try:

@@ -31,6 +31,8 @@ class ScoreOrder:
     prompt_token_ids: tuple[int, ...]
     continuation_token_ids: tuple[int, ...]
     top_logprobs: int
+    # Compute it a second way as well.
+    reference: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Started:
     load_ms: float
     prompt_token_ids: tuple[int, ...]
     version: int
+    rollout_arm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,9 @@ class ExecutorScored:
     load_ms: float
     kernel_path: str
     usage: Usage
+    # The log-probabilities of the continuation alone, and those of the second way if that was asked for.
+    chosen: tuple[float, ...] = ()
+    reference: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

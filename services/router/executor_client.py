@@ -58,6 +58,7 @@ class ExecutorClient:
             prompt_token_ids=order.prompt_token_ids,
             continuation_token_ids=order.continuation_token_ids,
             top_logprobs=order.top_logprobs,
+            reference=order.reference,
         )
         try:
             answer = await self._stub.Probe(request, timeout=timeout_s, metadata=tracing.outgoing())
@@ -70,7 +71,17 @@ class ExecutorClient:
             load_ms=answer.load_ms,
             kernel_path=answer.kernel_path,
             usage=_usage(answer.usage),
+            chosen=tuple(entry.chosen.logprob for entry in answer.logprobs),
+            reference=tuple(answer.reference_logprobs),
         )
+
+    async def preload(self, ticket: bytes, revision_id: str, *, timeout_s: float) -> str:
+        request = pb.PreloadRequest(ticket=ticket, revision_id=revision_id)
+        try:
+            answer = await self._stub.Preload(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
+        return str(answer.revision_id)
 
 
 class GrpcExecution:

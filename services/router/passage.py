@@ -188,7 +188,7 @@ class Passage:
         job = self._job
         return Waiting(
             id=job.id,
-            tenant=job.tenant,
+            tenant=job.account or job.tenant,
             base_model=job.base.base_model,
             revision_id=job.revision_id,
             rank=job.revision.max_rank if job.revision is not None else 0,

@@ -55,6 +55,10 @@ class Executor(Protocol):
     async def score(self, order: ScoreOrder, *, timeout_s: float) -> ExecutorScored:
         """Asks for a score; cancelling the caller cancels it. Raises LoraportError."""
 
+    async def preload(self, ticket: bytes, revision_id: str, *, timeout_s: float) -> str:
+        """Brings a revision there and has it kept for a rollout; returns the id of what is there. Raises
+        LoraportError."""
+
 
 class NoticeBoard(Protocol):
     """The board that executors report to; an absent board is an empty one."""

@@ -125,6 +125,7 @@ class Relay:
             load_ms=begun.load_ms,
             prompt_token_ids=job.prompt_token_ids,
             version=job.revision.version if job.revision is not None else 0,
+            rollout_arm=job.side.arm if job.side is not None else "",
         )
         return started, first, said
 

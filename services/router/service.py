@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from pathlib import Path
 
+import grpc
 import structlog
 
 from loraport.router.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -24,11 +25,16 @@ from services.router.issuers import IssuerKeys
 from services.router.ledger import Ledger
 from services.router.measure import Meter
 from services.router.members import Members
+from services.router.observing import Observer
 from services.router.passage import RelayParts
 from services.router.prices import PriceBook, Prices
 from services.router.quota import Quotas
 from services.router.quota_board import QuotaBoard
+from services.router.rollout_agent import AgentParts, RolloutAgent
+from services.router.rollout_desk import RolloutDesk
+from services.router.rollout_split import Conversations
 from services.router.servicer import InferenceServicer
+from services.router.shadows import Shadows
 from services.router.shared_work import SharedWork
 from services.router.text import BaseText, TextError
 from services.router.tokens import TokenChecker
@@ -78,31 +84,16 @@ class RouterService:
         self._board = Board(config.valkey_url)
         self._bases = Bases(texts, catalog=self._catalog, channel=registry)
         dispatch = _dispatch(config)
-        self._fleet = Fleet(
-            {name: ExecutorClient(channel) for name, (_, channel) in executors.items()},
-            dispatch.members,
-            board=self._board,
-            base_id=self._bases.base_id,
-            prices=dispatch.prices,
-            interval_s=config.poll_interval_s,
-            clock=self._clock,
-            on_restart=dispatch.locality.lost,
-        )
+        self._fleet = self._make_fleet({name: channel for name, (_, channel) in executors.items()}, dispatch)
         self._exchange = Exchange(self._board, SharedWork(dispatch.ledger, router=uuid.uuid4().hex), clock=self._clock)
         self._admission = Admission(dispatch, clock=self._clock, executor_wait_s=config.executor_wait_s)
         relays = RelayParts(
             self._admission, self._fleet, signing_key, self._clock, config.life.max_request_s, config.life.max_unread_s
         )
-        records = RecordChecker(trust.keys("registry"), on_refused=_log_refused)
-        trust.on_change(records.forget)
-        door = Door(
-            self._catalog,
-            records,
-            self._bases,
-            self._fleet,
-            max_prompt_tokens=config.max_prompt_tokens,
-            max_tokens=config.max_tokens,
-        )
+        conversations, observer = Conversations(), Observer(clock=self._clock)
+        door = self._make_door(trust, conversations)
+        self._shadows = Shadows(dispatch, self._catalog, relays, observer)
+        self._agent = self._make_agent(registry, signing_key, observer, conversations)
         pages = PageTokens(pepper, purpose="router")
         quotas = Quotas(self._clock.monotonic)
         self._quota_board = _quota_board(config, quotas, self._catalog, self._clock)
@@ -112,7 +103,15 @@ class RouterService:
             dispatch, self._catalog, objectives=config.objectives, max_running=config.max_running, clock=self._clock
         )
         inference = InferenceServicer(
-            door, relays, self._catalog, quotas, tokens=pages, clock=self._clock, meter=self._meter
+            door,
+            relays,
+            self._catalog,
+            quotas,
+            tokens=pages,
+            clock=self._clock,
+            meter=self._meter,
+            observer=observer,
+            shadows=self._shadows,
         )
         admin = RouterAdminServicer(
             self._catalog,
@@ -123,14 +122,47 @@ class RouterService:
             key_uses=keeper.last_use,
             clock=self._clock,
         )
-        authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
-        self._user, self._admin = Server(authorities, authenticate_user=keeper, options=USER_DOOR), Server(authorities)
-        self._user.add(add_InferenceServiceServicer_to_server, inference)
-        self._admin.add(add_RouterAdminServiceServicer_to_server, admin)
-        add_telemetry(self._admin, "router", self._checks(), clock=self._clock)
+        self._user, self._admin = self._make_planes(keeper, inference, admin)
         self._syncing: asyncio.Task[None] | None = None
         self.user_port = 0
         self.admin_port = 0
+
+    def _make_fleet(self, channels: dict[str, grpc.aio.Channel], dispatch: Dispatch) -> Fleet:
+        return Fleet(
+            {name: ExecutorClient(channel) for name, channel in channels.items()},
+            dispatch.members,
+            board=self._board,
+            base_id=self._bases.base_id,
+            prices=dispatch.prices,
+            interval_s=self._config.poll_interval_s,
+            clock=self._clock,
+            on_restart=dispatch.locality.lost,
+        )
+
+    def _make_door(self, trust: TrustStore, conversations: Conversations) -> Door:
+        records = RecordChecker(trust.keys("registry"), on_refused=_log_refused)
+        trust.on_change(records.forget)
+        return Door(
+            self._catalog,
+            records,
+            self._bases,
+            self._fleet,
+            max_prompt_tokens=self._config.max_prompt_tokens,
+            max_tokens=self._config.max_tokens,
+            now=self._clock.monotonic,
+            conversations=conversations,
+        )
+
+    def _make_planes(
+        self, keeper: Doorkeeper, inference: InferenceServicer, admin: RouterAdminServicer
+    ) -> tuple[Server, Server]:
+        authorities = CertificateAuthorities.from_files(self._config.tls.service_ca, self._config.tls.admin_ca)
+        user_plane = Server(authorities, authenticate_user=keeper, options=USER_DOOR)
+        user_plane.add(add_InferenceServiceServicer_to_server, inference)
+        admin_plane = Server(authorities)
+        admin_plane.add(add_RouterAdminServiceServicer_to_server, admin)
+        add_telemetry(admin_plane, "router", self._checks(), clock=self._clock)
+        return user_plane, admin_plane
 
     async def start(self) -> None:
         """Binds and serves. Health says SERVING once the catalog has arrived, which may be later."""
@@ -143,6 +175,7 @@ class RouterService:
         self._admission.start()
         self._quota_board.start()
         self._exchange.start()
+        self._agent.start()
         await self._user.start(serving=False)
         await self._admin.start()
         self._syncing = asyncio.create_task(self._serve_when_synced())
@@ -152,6 +185,8 @@ class RouterService:
         if self._syncing is not None:
             self._syncing.cancel()
         await asyncio.gather(self._user.stop(self._config.life.drain_s), self._admin.stop(1.0))
+        await self._shadows.stop()
+        await self._agent.stop()
         await self._quota_board.stop()
         await self._checker.stop()
         await self._admission.stop()
@@ -168,7 +203,7 @@ class RouterService:
         A router that no longer follows the catalog or its executors must not look alive.
         """
         catalog = asyncio.create_task(self._catalog.failed())
-        background = (self._fleet, self._bases, self._admission, self._exchange, self._quota_board)
+        background = (self._fleet, self._bases, self._admission, self._exchange, self._quota_board, self._agent)
         tasks = {catalog, *(task for part in background for task in part.tasks)}
         await first_ended(tasks)
 
@@ -185,6 +220,22 @@ class RouterService:
             "notice board": self._board.check,
             "executors": self._meter.check_executors,
         }
+
+    def _make_agent(
+        self, registry: grpc.aio.Channel, key: RoleSigner, observer: Observer, conversations: Conversations
+    ) -> RolloutAgent:
+        desk = RolloutDesk(registry, router=f"router-{uuid.uuid4().hex[:12]}", started=self._clock.now())
+        parts = AgentParts(
+            self._catalog,
+            self._fleet,
+            self._bases,
+            desk,
+            observer.outboxes,
+            key,
+            self._clock,
+            forget=conversations.forget,
+        )
+        return RolloutAgent(parts)
 
     async def _serve_when_synced(self) -> None:
         while not await self._catalog.wait_synced(SYNC_LOG_S):

@@ -10,16 +10,18 @@ from services.router import wire
 from services.router.auth import still_opens
 from services.router.catalog_view import AdapterSummary, list_adapters, not_found
 from services.router.door import Door, Job
-from services.router.events import Tokens
+from services.router.events import Started, Tokens
 from services.router.measure import Meter
+from services.router.observing import Observer
 from services.router.passage import RelayParts
 from services.router.ports import Catalog
 from services.router.quota import Entry, Quotas
 from services.router.relay import Relay
 from services.router.scoring import score
+from services.router.shadows import Shadows
 from services.shared import names, tracing
 from services.shared.clock import Clock
-from services.shared.errors import LoraportError
+from services.shared.errors import FaultList, LoraportError
 from services.shared.paging import PageTokens, page_size
 from services.shared.rpc.server import current_call
 
@@ -39,6 +41,8 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         tokens: PageTokens,
         clock: Clock,
         meter: Meter,
+        observer: Observer,
+        shadows: Shadows,
     ) -> None:
         self._door = door
         self._relays = relays
@@ -47,28 +51,39 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         self._tokens = tokens
         self._clock = clock
         self._meter = meter
+        self._observer = observer
+        self._shadows = shadows
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        principal = current_call().principal
+        call, principal = current_call(), current_call().principal
+        # An API key is a program's, which has many users; a token is one user's.
+        user = principal.label if principal.expires is not None else ""
         with self._meter.watch("generate", principal.role) as watched, self._enter(principal.role) as entry:
             # The end of the call ends what it holds, also when nobody reads this generator to its end.
-            context.add_done_callback(lambda _context: (entry.close(), watched.end()))
+            context.add_done_callback(lambda _context: entry.close())
+            context.add_done_callback(lambda _context: watched.end())
             with tracing.part("router.admit"):
-                job = await self._door.admit(principal.role, wire.ask_from_proto(request))
+                job = await self._door.admit(principal.role, wire.ask_from_proto(request, user=user))
             watched.admitted(job)
             self._count(entry, job)
-            relay = Relay(job, self._relays, timeout_s=context.time_remaining())
+            job = self._shadows.copy(job)
+            left = context.time_remaining()
+            relay = Relay(job, self._relays, timeout_s=left)
             context.add_done_callback(lambda _context: relay.close())
-            async with aclosing(relay.events()) as events:
-                async for event in events:
-                    # A stream may outlive the key that opened it by minutes: it ends with the key.
-                    if not still_opens(self._catalog.view, principal, now=self._clock.now()):
-                        raise LoraportError("INVALID_CREDENTIAL")
-                    entry.began()
-                    watched.saw(event)
-                    if isinstance(event, Tokens):
-                        entry.tokens(len(event.token_ids))
-                    yield wire.event_to_proto(event)
+            with self._observer.watch(job, timeout_s=left) as observed:
+                async with aclosing(relay.events()) as events:
+                    async for event in events:
+                        # A stream may outlive the key that opened it by minutes: it ends with the key.
+                        if not still_opens(self._catalog.view, principal, now=self._clock.now()):
+                            raise LoraportError("INVALID_CREDENTIAL")
+                        entry.began()
+                        watched.saw(event)
+                        observed.saw(event)
+                        if isinstance(event, Tokens):
+                            entry.tokens(len(event.token_ids))
+                        elif isinstance(event, Started):
+                            self._observer.answered(principal.role, call.request_id, job)
+                        yield wire.event_to_proto(event)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         with self._meter.watch("score", _tenant()) as watched, self._enter(_tenant()) as entry:
@@ -85,6 +100,15 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         with self._enter(_tenant()):
             token_ids = await self._door.count_tokens(_tenant(), target, prompt)
         return pb.CountTokensResponse(token_count=len(token_ids), token_ids=token_ids)
+
+    async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Any) -> pb.ReportOutcomeResponse:
+        faults = FaultList()
+        known = (pb.ReportOutcomeRequest.OUTCOME_ACCEPTED, pb.ReportOutcomeRequest.OUTCOME_REJECTED)
+        faults.require(request.outcome in known, "outcome", "must be OUTCOME_ACCEPTED or OUTCOME_REJECTED")
+        faults.require(bool(request.request_id), "request_id", "must be the x-request-id of a Generate call")
+        faults.raise_if_any()
+        self._observer.outcome(_tenant(), request.request_id, accepted=request.outcome == known[0])
+        return pb.ReportOutcomeResponse()
 
     def _enter(self, tenant: str) -> Entry:
         """Before anything that the call names is looked at. Raises LoraportError (QUOTA_EXCEEDED)."""

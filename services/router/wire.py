@@ -15,14 +15,15 @@ _OPTIONAL = (
 )  # fmt: skip
 
 
-def ask_from_proto(request: pb.GenerateRequest) -> Ask:
-    """Returns a Generate request as values."""
+def ask_from_proto(request: pb.GenerateRequest, *, user: str = "") -> Ask:
+    """Returns a Generate request of a user as values."""
     timeout = request.first_token_timeout
     return Ask(
         target=target_from_proto(request.target),
         prompt=prompt_from_proto(request),
         sampling=sampling_from_proto(request.sampling),
         session_id=request.session_id,
+        user=user,
         priority=request.priority,
         first_token_timeout_s=timeout.ToNanoseconds() / 1e9 if request.HasField("first_token_timeout") else None,
     )
@@ -85,6 +86,7 @@ def event_to_proto(event: Event) -> pb.GenerateResponse:
                 load_ms=event.load_ms,
                 prompt_token_ids=event.prompt_token_ids,
                 version=f"v{event.version}" if event.version else "",
+                rollout_arm=event.rollout_arm,
             )
             return pb.GenerateResponse(started=started)
         case Tokens():

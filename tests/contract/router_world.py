@@ -159,6 +159,9 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     fail_after: int = -1
     began_with: str | None = None
     max_rank: int = 64
+    refuse_preload: str = ""
+    preloaded: list[str] = field(default_factory=list)
+    reference_off_by: float = 0.0
     requests: list[tuple[Ticket, epb.ExecuteRequest]] = field(default_factory=list)
     running: int = 0
     most_running: int = 0
@@ -211,7 +214,18 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
             revision_id=request.revision_id if self.began_with is None else self.began_with,
             base_id=self.base_id, load_ms=self.load_ms, kernel_path="fake",
             usage=types_pb2.Usage(prompt_token_count=len(request.prompt_token_ids), cached_token_count=1),
+            reference_logprobs=[self.reference_off_by - 0.5] * len(request.continuation_token_ids) * request.reference,
         )  # fmt: skip
+
+    async def Preload(self, request, context) -> epb.PreloadResponse:
+        ticket = open_ticket(request.ticket, self.trusted, now=time.time())
+        assert ticket.revision_id == request.revision_id
+        if self.refuse_preload:
+            raise LoraportError(self.refuse_preload)
+        self.preloaded.append(request.revision_id)
+        if request.revision_id not in self.resident:
+            self.resident.append(request.revision_id)
+        return epb.PreloadResponse(revision_id=request.revision_id, load_ms=1.0, pinned=True)
 
     async def _answer(self, request) -> AsyncIterator[epb.ExecuteResponse]:
         most = request.sampling.max_tokens
@@ -257,6 +271,7 @@ class World:
         self.executors: dict[str, FakeExecutor] = {}
         self.addresses: dict[str, str] = {}
         self.servers: dict[str, Server] = {}
+        self.registry_services: list = []
         self.router: RouterService | None = None
         self.overrides: dict = {}
         self._write_files()
@@ -289,6 +304,7 @@ class World:
             "registry",
             (catalog_stubs.add_CatalogServiceServicer_to_server, self.registry),
             (base_stubs.add_BaseModelServiceServicer_to_server, self.registry),
+            *self.registry_services,
             address=self.addresses.get("registry", "127.0.0.1:0"),
         )
 

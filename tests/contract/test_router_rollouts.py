@@ -1,0 +1,281 @@
+"""A router and the rollouts of the catalog: who is asked, what is loaded, probed and reported, and how fast it is over."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+
+from loraport.errors import LoraportError as ClientError
+from loraport.registry.v1 import catalog_service_pb2 as cpb
+from loraport.registry.v1 import rollout_service_pb2 as rpb
+from loraport.registry.v1 import rollout_service_pb2_grpc as rollout_stubs
+from loraport.router.v1 import inference_service_pb2 as ipb
+from loraport.router.v1.inference_service_pb2_grpc import InferenceServiceStub
+from services.shared.errors import LoraportError
+from services.shared.split import arm_of, bucket_of
+from tests.contract.router_world import SERVICE_CA, World, api_key, eventually
+
+NAME = "tenants/acme/adapters/pirate/rollouts/r1"
+SALT = bytes(range(16))
+State = rpb.Rollout.State
+
+
+@dataclass
+class FakeDesk(rollout_stubs.RolloutServiceServicer):
+    """What routers reported; `away` refuses everything for a while."""
+
+    away: bool = False
+    lose_answers: int = 0
+    readiness: list[rpb.ReportReadinessRequest] = field(default_factory=list)
+    probes: list[rpb.ReportProbeRequest] = field(default_factory=list)
+    reports: dict[int, rpb.ReportObservationsRequest] = field(default_factory=dict)
+    repeated: int = 0
+
+    def _open(self) -> None:
+        if self.away:
+            raise LoraportError("REGISTRY_UNAVAILABLE")
+
+    async def ReportReadiness(self, request, context) -> rpb.ReportReadinessResponse:
+        self._open()
+        self.readiness.append(request)
+        return rpb.ReportReadinessResponse()
+
+    async def ReportProbe(self, request, context) -> rpb.ReportProbeResponse:
+        self._open()
+        self.probes.append(request)
+        return rpb.ReportProbeResponse()
+
+    async def ReportObservations(self, request, context) -> rpb.ReportObservationsResponse:
+        self._open()
+        self.repeated += request.sequence in self.reports
+        self.reports.setdefault(request.sequence, request)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise LoraportError("REGISTRY_UNAVAILABLE")
+        return rpb.ReportObservationsResponse(sequence=max(self.reports))
+
+    def seen(self, arm: str, step: int | None = None) -> list[rpb.Observation]:
+        reports = [r for r in self.reports.values() if step is None or r.step_index == step]
+        return [o for r in reports for o in r.observations if o.arm == arm]
+
+
+@dataclass
+class Stage:
+    """A world with a rollout to move."""
+
+    world: World
+    desk: FakeDesk
+    old: str
+    new: str
+    generation: int = 0
+
+    async def rollout(self, state: str, *, share: int = 0, step: int = 0, ended: bool = False, **more) -> None:
+        self.generation += 1
+        item = cpb.CatalogRollout(
+            name=NAME, tenant="acme", adapter="pirate", alias="prod", salt=SALT, from_revision_id=self.old,
+            to_revision_id=self.new, base_model="tiny", state=State.Value(f"STATE_{state}"), share_basis_points=share,
+            step_index=step, generation=self.generation, ended=ended, **more,
+        )  # fmt: skip
+        await self.world.registry.put(cpb.CatalogItem(rollout=item))
+        await eventually(lambda: self.world.router._catalog.view.epoch == self.world.registry.epoch)
+
+    async def ask(self, session: str = "", **options):
+        client = self.world.client()
+        try:
+            return await client.generate(prompt="hi", adapter="pirate", session_id=session, max_tokens=12, **options)
+        finally:
+            await client.close()
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    world, desk = World(tmp_path), FakeDesk()
+    newer = world.registry.revision("acme", "pirate", version=2)
+    world.registry.items += [
+        world.registry.base(),
+        *world.registry.tenant("acme"),
+        *world.registry.tenant("globex"),
+        *world.registry.adapter("acme", "pirate"),
+        cpb.CatalogItem(revision=newer),
+    ]
+    world.registry_services.append((rollout_stubs.add_RolloutServiceServicer_to_server, desk))
+    world.overrides["executor_wait_s"] = 5.0
+    await world.start_registry()
+    for name in ("e0", "e1"):
+        await world.start_executor(name)
+    await world.start_router()
+    yield Stage(world, desk, world.registry.revision("acme", "pirate").revision_id, newer.revision_id)
+    await world.stop()
+
+
+async def test_every_serving_executor_is_loaded_probed_and_reported(stage: Stage) -> None:
+    await stage.rollout("PRELOADING")
+    await eventually(lambda: {r.executor for r in stage.desk.readiness} == {"e0", "e1"})
+    for report in stage.desk.readiness:
+        assert (report.name, report.revision_id, report.ready) == (NAME, stage.new, True)
+    await eventually(lambda: any(set(r.serving_executors) == {"e0", "e1"} for r in stage.desk.readiness))
+    for executor in stage.world.executors.values():
+        assert set(executor.preloaded) == {stage.old, stage.new}, "the way back needs no load"
+    stage.world.executors["e1"].reference_off_by = 0.3
+    prompts = [rpb.RolloutPrompt(text="the quick brown fox"), rpb.RolloutPrompt(token_ids={"ids": [5, 6, 7]})]
+    await stage.rollout("PROBING", golden_prompts=prompts, eval_prompts=prompts[1:])
+    await eventually(lambda: {p.executor for p in stage.desk.probes} == {"e0", "e1"})
+    probed = {p.executor: p for p in stage.desk.probes}
+    assert probed["e0"].prompt_count == 2
+    assert probed["e0"].token_count == len(stage.world.ids("the quick brown fox")) - 1 + 2
+    assert probed["e0"].max_logprob_difference == 0
+    assert probed["e1"].mean_logprob_difference == pytest.approx(0.3)
+    assert probed["e1"].to_perplexity == pytest.approx(2.718281828**0.5)
+    assert not any(p.failure_reason or p.nonfinite for p in stage.desk.probes)
+
+
+async def test_a_refused_load_is_a_reason_and_a_new_executor_is_taken_care_of(stage: Stage) -> None:
+    stage.world.executors["e1"].refuse_preload = "PIN_BUDGET"
+    await stage.rollout("PRELOADING")
+    await eventually(lambda: any(r.executor == "e1" for r in stage.desk.readiness))
+    said = {r.executor: (r.ready, r.failure_reason) for r in stage.desk.readiness}
+    assert said == {"e0": (True, ""), "e1": (False, "PIN_BUDGET")}
+    stage.world.executors["e1"].refuse_preload = ""
+    await eventually(lambda: any(r.executor == "e1" and r.ready for r in stage.desk.readiness))
+    # An executor goes away while the split runs: the others say so, and it is loaded again when it is back.
+    await stage.rollout("SPLITTING", share=5000)
+    await stage.world.stop_server("e1")
+    stage.world.executors["e1"].resident.clear()
+    await eventually(lambda: list(stage.desk.readiness[-1].serving_executors) == ["e0"])
+    loaded = len(stage.world.executors["e1"].preloaded)
+    await stage.world.start_executor("e1")
+    await eventually(lambda: len(stage.world.executors["e1"].preloaded) > loaded)
+
+
+async def test_the_split_is_the_hashs_and_each_answer_names_its_arm(stage: Stage) -> None:
+    answer = await stage.ask("s")
+    assert (answer.revision_id, answer.rollout_arm) == (stage.old, "")
+    await stage.rollout("SPLITTING", share=2500, step=2)
+    sessions = [f"chat-{i}" for i in range(40)]
+    answers = dict(zip(sessions, await asyncio.gather(*map(stage.ask, sessions)), strict=True))
+    for session, answer in answers.items():
+        arm = arm_of(bucket_of(SALT, "acme", f"session/{session}"), 2500)
+        wanted = stage.new if arm == "new" else stage.old
+        assert (answer.rollout_arm, answer.revision_id) == (arm, wanted)
+    arms = [answer.rollout_arm for answer in answers.values()]
+    await eventually(lambda: sum(len(stage.desk.seen(arm, 2)) for arm in ("new", "control", "old")) == 40)
+    for arm in ("new", "control", "old"):
+        assert len(stage.desk.seen(arm)) == arms.count(arm) > 0
+    seen = stage.desk.seen("new")[0]
+    assert seen.ok
+    assert seen.output_token_count == 3
+    assert seen.first_token_ms > 0
+    assert seen.per_token_ms > 0
+    # A share that grows moves no conversation that the old revision has begun, and new ones by their bucket.
+    await stage.rollout("SPLITTING", share=10_000, step=3)
+    for session in sessions[:10]:
+        assert (await stage.ask(session)).revision_id == answers[session].revision_id
+    assert (await stage.ask("a new one")).revision_id == stage.new
+
+
+async def test_a_rollback_is_every_new_request_at_once_and_no_running_one(stage: Stage) -> None:
+    for executor in stage.world.executors.values():
+        executor.pause_s = 0.15
+    await stage.rollout("SPLITTING", share=10_000)
+    running = [asyncio.create_task(stage.ask(f"r{i}")) for i in range(4)]
+    await eventually(lambda: sum(e.running for e in stage.world.executors.values()) == 4)
+    at = time.monotonic()
+    await stage.rollout("ROLLED_BACK", ended=True)
+    seen_s = time.monotonic() - at
+    assert (await stage.ask("r0")).revision_id == stage.old
+    assert {(await task).revision_id for task in running} == {stage.new}
+    print(f"rollback seen by the router after {seen_s * 1000:.1f} ms")
+
+
+async def test_a_new_revision_that_cannot_serve_leaves_everybody_with_the_old_one(stage: Stage) -> None:
+    await stage.rollout("SPLITTING", share=10_000)
+    assert (await stage.ask()).revision_id == stage.new
+    gone = stage.world.registry.revision("acme", "pirate", version=2, state="REVOKED")
+    await stage.world.registry.put(cpb.CatalogItem(revision=gone))
+    await eventually(lambda: stage.world.router._catalog.view.revisions[stage.new].state == "REVOKED")
+    answer = await stage.ask()
+    assert (answer.revision_id, answer.rollout_arm) == (stage.old, "old")
+
+
+async def test_what_is_observed_survives_a_registry_that_is_away_and_counts_once(stage: Stage) -> None:
+    await stage.rollout("SPLITTING", share=10_000)
+    stage.desk.away = True
+    for executor in stage.world.executors.values():
+        executor.load_ms = 5.0
+    await stage.ask()
+    for executor in stage.world.executors.values():
+        executor.fail_after = 1
+    with pytest.raises(ClientError):
+        await stage.ask()
+    await asyncio.sleep(1.2)
+    assert not stage.desk.reports
+    stage.desk.away, stage.desk.lose_answers = False, 2
+    await eventually(lambda: len(stage.desk.seen("new")) == 2 and not stage.desk.lose_answers)
+    first, second = stage.desk.seen("new")
+    assert (first.ok, first.cold) == (True, True)
+    assert (second.ok, second.error_reason) == (False, "NON_FINITE_LOGITS")
+    await eventually(lambda: stage.desk.repeated >= 2)
+    assert sorted(stage.desk.reports) == list(range(1, len(stage.desk.reports) + 1))
+
+
+async def test_a_shadow_copies_only_into_spare_room_and_tells_the_caller_nothing(stage: Stage) -> None:
+    await stage.rollout("SHADOWING", shadow_basis_points=10_000)
+    answer = await stage.ask()
+    assert answer.revision_id == stage.old
+    await eventually(lambda: len(stage.desk.seen("new", -1)) == 1 and len(stage.desk.seen("control", -1)) == 1)
+    asked = [ticket.revision_id for e in stage.world.executors.values() for ticket, _ in e.requests]
+    assert sorted(asked) == sorted([stage.old, stage.new])
+    for executor in stage.world.executors.values():
+        executor.fail_after = 0
+        executor.requests.clear()
+    with pytest.raises(ClientError):
+        await stage.ask()  # its own failure, not the copy's
+    accounts = stage.world.router._shadows._dispatch.ledger.accounts
+    assert accounts[NAME].prefill > 0, "the rollout pays for its copies"
+    # No room that nobody waits for: no copy.
+    view = stage.world.router._fleet.members
+    flights = [view.begin(n, stage.old, tenant="acme", now=0.0) for n in ("e0", "e1") for _ in range(20)]
+    for executor in stage.world.executors.values():
+        executor.fail_after = -1
+        executor.requests.clear()
+    await stage.ask()
+    assert [t.revision_id for e in stage.world.executors.values() for t, _ in e.requests] == [stage.old]
+    for flight in flights:
+        flight.release()
+
+
+async def test_a_clients_word_counts_once_for_its_own_answer(stage: Stage) -> None:
+    await stage.rollout("SPLITTING", share=10_000, step=1)
+    credentials = grpc.ssl_channel_credentials(SERVICE_CA[0])
+    async with grpc.aio.secure_channel(f"127.0.0.1:{stage.world.router.user_port}", credentials) as channel:
+        stub = InferenceServiceStub(channel)
+
+        def metadata(tenant: str, request_id: str = "") -> tuple:
+            return (("authorization", f"Bearer {api_key(tenant)}"), ("x-request-id", request_id or "other"))
+
+        async def outcome(tenant: str, request_id: str, word: str = "REJECTED") -> str:
+            request = ipb.ReportOutcomeRequest(
+                request_id=request_id, outcome=ipb.ReportOutcomeRequest.Outcome.Value(f"OUTCOME_{word}")
+            )
+            try:
+                await stub.ReportOutcome(request, metadata=metadata(tenant), timeout=5)
+            except grpc.RpcError as error:
+                return f"{error.code().name}: {error.details()}"
+            return "OK"
+
+        ask = ipb.GenerateRequest(target=ipb.Target(adapter="pirate"), prompt="hi")
+        async for _ in stub.Generate(ask, metadata=metadata("acme", "mine"), timeout=5):
+            pass
+        assert await outcome("acme", "mine") == "OK"
+        assert await outcome("acme", "mine", "ACCEPTED") == "OK"
+        unknown = await outcome("acme", "unknown")
+        assert unknown.startswith("NOT_FOUND")
+        assert await outcome("globex", "mine") == unknown
+        assert (await outcome("acme", "mine", "UNSPECIFIED")).startswith("INVALID_ARGUMENT")
+    await eventually(lambda: any(r.outcomes for r in stage.desk.reports.values()))
+    counts = [o for r in stage.desk.reports.values() for o in r.outcomes]
+    assert [(o.arm, o.accepted_count, o.rejected_count) for o in counts] == [("new", 0, 1)]
