@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -93,8 +94,7 @@ _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to reach a router. `ca_certificate` is PEM, None for the system's authorities; `timeout` and `patience` are
-    in seconds."""
+    """How to reach a router. `ca_certificate`: PEM, None for the system's own; `timeout`, `patience`: seconds."""
 
     endpoint: str
     credential: str | Callable[[], str]
@@ -215,17 +215,12 @@ def local_settings(
         raise UnavailableError(str(error), reason="NO_LOCAL_STACK") from None
     if not is_name(tenant):
         raise UnauthenticatedError(f"{tenant!r:.80} is no tenant's id", reason="NO_API_KEY")
+    make = partial(
+        make_settings, endpoint, ca_certificate=certificate, timeout=timeout, tenant=tenant, patience=patience
+    )
     if token_file is not None:
         file = Path(token_file)
-        return make_settings(
-            endpoint,
-            api_key=None,
-            token=lambda: _read_token(file),
-            ca_certificate=certificate,
-            timeout=timeout,
-            tenant=tenant,
-            patience=patience,
-        )
+        return make(api_key=None, token=lambda: _read_token(file))
     path = Layout.at(data_dir).api_key(tenant)
     try:
         key = path.read_text("ascii")
@@ -233,9 +228,7 @@ def local_settings(
         raise UnauthenticatedError(
             f"no API key of tenant {tenant} at {path}; make one with: loraport key create {tenant}", reason="NO_API_KEY"
         ) from None
-    return make_settings(
-        endpoint, api_key=key, ca_certificate=certificate, timeout=timeout, tenant=tenant, patience=patience
-    )
+    return make(api_key=key)
 
 
 def new_request_id() -> str:
