@@ -13,7 +13,7 @@ TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 # CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
 TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test test-kernels check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies compose-test clean
+.PHONY: help setup demo test test-kernels fuzz check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies compose-test clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ bench-serving: setup ## measure tokens per second, latency and memory beside tra
 
 bench-registry: setup ## measure a registry of 100,000 revisions: resolve, list, register, catalog watch
 	@$(BIN)/python -m bench.registry
+
+fuzz: setup ## run the laws of admission under a coverage-guided fuzzer, where atheris has a wheel (some minutes)
+	@$(BIN)/python -m pip install --quiet "atheris>=2.3"
+	@$(BIN)/python -m tests.security.fuzz $(ARGS)
 
 tune-kernels: setup ## time the Triton kernels on this machine's GPU and write its table; exits 3 without a GPU
 	@$(BIN)/python -m bench.gpu.tune

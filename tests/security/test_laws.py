@@ -4,7 +4,8 @@
  2. What was signed and then changed is not accepted.
  3. What is admitted means to PEFT exactly what it means to us: the same modules, ranks, scales and numbers.
 
-`LORAPORT_FUZZ_EXAMPLES` sets how many examples each law is tried with; the default keeps the suite short.
+`LORAPORT_FUZZ_EXAMPLES` sets how many examples each law is tried with; the default keeps the suite short. `make fuzz` runs
+the same laws under a coverage-guided fuzzer.
 """
 
 import copy
@@ -219,8 +220,14 @@ def _targeted(value: dict[str, Any], path: str) -> bool:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, BaseSpec]:
     """A base of two small layers, for PEFT and for us."""
     pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("base")
+    pytest.importorskip("transformers")
+    return make_llama(tmp_path_factory.mktemp("base"))
+
+
+def make_llama(folder: Path) -> tuple[Any, BaseSpec]:
+    """Write a base of two small layers to `folder`; return the model and what we make of it."""
+    import transformers
+
     shape = transformers.LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=32, tie_word_embeddings=False,
