@@ -32,6 +32,7 @@ from loraport.dev.layout import Layout
 
 ROWS, PROMPT, NEW = 32, 64, 64
 LONG_ROWS, LONG_PROMPT = 8, 512
+ODD_RANKS = (1, 3, 5, 12, 63)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -72,7 +73,8 @@ class Serving:
 
     def run(self) -> None:
         """Make all measurements, the shortest first, so that a fault shows early."""
-        pages = memory_per_rank(self.engine, self.adapters)
+        odd = [make_adapter(self.engine.decoder.groups, 300 + rank, rank, torch.bfloat16) for rank in ODD_RANKS]
+        pages = max(memory_per_rank(self.engine, some) for some in (self.adapters, *([one] for one in odd)))
         for adapter in self.adapters:
             self.engine.load(adapter)
         self.engine.batch(self.cases["16 adapters"], prompt=PROMPT, new=4)  # warms up

@@ -16,7 +16,7 @@ from services.executor.kernels.compiled import Compiled, load_step
 from services.executor.model.products import Products
 from services.executor.request import Ended, Event, RequestSpec, Sampling, Tokens
 
-SIZES = EngineSizes(kv_bytes=768 << 20, pool_bytes=1 << 30)
+SIZES = EngineSizes(kv_bytes=768 << 20, pool_bytes=1 << 30, page_rows=1)
 
 
 @dataclass(slots=True)

@@ -23,14 +23,19 @@ class ModelOptions:
     # Compile the decode step for this CPU at the start, about a second; needs a C++ compiler. `auto` does without where
     # there is none, `on` does not start then, `off` never compiles.
     compiled: Literal["auto", "on", "off"] = "auto"
+    # Where it is computed: `cpu`, or `cuda` for the process's first GPU (docs/kernels.md).
+    device: Literal["cpu", "cuda"] = "cpu"
+    # What capturing decode graphs may take of a GPU at the start, in seconds and bytes; 0 for no graphs.
+    graph_seconds: float = 60.0
+    graph_bytes: int = 1 << 30
     # Cap on prompt and answer together; 0 for the base model's own limit.
     max_context_tokens: int = 4096
     # Compute threads; 0 for as many as there are cores.
     threads: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_context_tokens < 0 or self.threads < 0:
-            raise ValueError("max_context_tokens and threads are not negative")
+        if min(self.max_context_tokens, self.threads, self.graph_seconds, self.graph_bytes) < 0:
+            raise ValueError("max_context_tokens, threads, graph_seconds and graph_bytes are not negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,7 @@ class ExecutorConfig:
     # Id of the base model in the registry; only shown, what counts is the digest of the directory.
     base_model: str
     # What the base is rounded to, and computed in unless `model.cpu_products` says otherwise.
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     model: ModelOptions = field(default_factory=ModelOptions)
     # This service's certificate and key, and the two CAs.
     tls: TlsFiles
@@ -93,9 +98,11 @@ class ExecutorConfig:
     kv_bytes: int = 384 << 20
     # Budget for the adapters on the device.
     pool_bytes: int = 512 << 20
-    # Tokens of a key/value block, and rank rows of an adapter page.
+    # Tokens of a key/value block.
     block_size: int = 16
-    page_rows: int = 8
+    # Rank rows of an adapter page; 0 for what suits the device: one on a CPU, so that an adapter takes what its rank
+    # takes, eight on a GPU, whose kernels read so many at a time.
+    page_rows: int = 0
     # Rows and tokens of one step, and requests that may be open at once.
     max_rows: int = 64
     max_step_tokens: int = 512
@@ -108,8 +115,10 @@ class ExecutorConfig:
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
-        counts = (self.kv_bytes, self.pool_bytes, self.block_size, self.page_rows, self.max_rows, self.max_step_tokens)
-        if min(*counts, self.max_open) < 1:
+        counts = (self.kv_bytes, self.pool_bytes, self.block_size, self.max_rows, self.max_step_tokens)
+        if min(*counts, self.max_open) < 1 or self.page_rows < 0:
             raise ValueError("budgets, sizes and counts must be at least 1")
         if self.max_step_tokens < self.max_rows:
             raise ValueError("max_step_tokens must hold one token of every row, so at least max_rows")
+        if self.dtype == "float16" and self.model.device == "cpu":
+            raise ValueError("float16 is for a GPU: a CPU computes a base in float32 or bfloat16")

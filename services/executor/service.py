@@ -16,6 +16,7 @@ from services.executor.berths import Berths
 from services.executor.config import ExecutorConfig
 from services.executor.engine.build import Device, EngineSizes, open_device
 from services.executor.engine.loop import Engine, EngineOptions
+from services.executor.kernels.graphs import CaptureBudget
 from services.executor.loader_client import LoaderClient
 from services.executor.model.interface import ModelUnsupported
 from services.executor.reference_path import ReferencePath
@@ -170,7 +171,7 @@ class ExecutorService:
             kv_bytes=config.kv_bytes,
             pool_bytes=config.pool_bytes,
             block_size=config.block_size,
-            page_rows=config.page_rows,
+            page_rows=config.page_rows or (1 if config.model.device == "cpu" else 8),
             max_rows=config.max_rows,
             max_step_tokens=config.max_step_tokens,
             max_waiting=config.max_open,
@@ -196,6 +197,8 @@ class ExecutorService:
                 cpu_products=config.model.cpu_products,
                 compiled=config.model.compiled,
                 threads=config.model.threads,
+                device=config.model.device,
+                graphs=CaptureBudget(seconds=config.model.graph_seconds, bytes=config.model.graph_bytes),
             )
         except (BaseModelError, ModelUnsupported, ValueError) as error:
             raise ConfigError(f"the base model cannot be served: {error}") from None

@@ -52,7 +52,7 @@ async def test_the_base_and_a_revision_that_is_not_there_yet(rig: Rig, family) -
         answer, wanted = await probe(rig, revision), family[1][name]
         assert (answer.revision_id, answer.base_id) == (revision, rig.peers.base)
         assert (answer.load_ms > 0) == bool(revision)
-        assert answer.kernel_path.startswith("cpu-torch-" if revision else "base")
+        assert answer.kernel_path.startswith("cpu-" if revision else "base")
         assert (answer.usage.prompt_token_count, answer.usage.completion_token_count) == (33, 0)
         assert [p.chosen.token_id for p in answer.logprobs] == list(REST)
         for at, position in enumerate(answer.logprobs):

@@ -24,7 +24,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bench(base: Path) -> EngineBench:
-    return EngineBench(base, "float32", threads=1)
+    return EngineBench(base, "float32", threads=1, compiled="off")
 
 
 def test_a_batch_is_whole_answers_and_its_parts_add_up(bench: EngineBench) -> None:

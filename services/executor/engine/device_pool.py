@@ -111,8 +111,8 @@ class DevicePool:
             yield from (bank.a, bank.b, bank.scale)
 
     def _fill(self, pages: Sequence[int] | range, value: float) -> None:
-        for page in pages:
-            rows = slice(page * self.rows_per_page, (page + 1) * self.rows_per_page)
+        for first, last in _runs(pages):
+            rows = slice(first * self.rows_per_page, last * self.rows_per_page)
             for tensor in self._tensors():
                 tensor[:, rows] = value
 
@@ -227,6 +227,16 @@ class DevicePool:
                 del self._batches[next(iter(self._batches))]
             self._batches[key] = batch
         return batch
+
+
+def _runs(pages: Sequence[int] | range) -> Iterator[tuple[int, int]]:
+    """Cut pages into runs [first, last) of adjacent ones."""
+    ordered = sorted(pages)
+    first = 0
+    for at in range(1, len(ordered) + 1):
+        if at == len(ordered) or ordered[at] != ordered[at - 1] + 1:
+            yield ordered[first], ordered[at - 1] + 1
+            first = at
 
 
 def _pieces(layers: int, rank: int, *, most: int) -> Iterator[tuple[slice, slice]]:
