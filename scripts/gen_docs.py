@@ -1,4 +1,4 @@
-"""Write docs/errors.md from the tables of reasons and violation codes, or check that it is fresh (`--check`)."""
+"""Write docs/errors.md and docs/metrics.md from their tables, or check that they are fresh (`--check`)."""
 
 import argparse
 import sys
@@ -7,13 +7,22 @@ from pathlib import Path
 from loraport.bundle.codes import VIOLATIONS, WARNINGS
 from services.loader.examine import INTAKE_VIOLATIONS
 from services.shared.errors import DOMAIN, REASONS
+from services.shared.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "errors.md"
+# A label with more values is shown by what they are: docs/errors.md lists reasons and violation codes.
+MOST_VALUES = 14
+LARGE = {
+    "method": "every method",
+    "code": "every status code, or every violation code",
+    "outcome": "OK, CANCELLED, or a reason",
+    "path": "every kernel path (`services/executor/kernels/dispatch.py`)",
+    "reason": "every reason",
+}
 
 
-def page() -> str:
-    """Returns the whole page."""
+def errors_page() -> str:
+    """Returns the page of errors and verdicts."""
     lines = [
         "# Errors and verdicts",
         "",
@@ -46,16 +55,53 @@ def page() -> str:
     return "\n".join(lines)
 
 
+def metrics_page() -> str:
+    """Returns the page of metrics."""
+    lines = [
+        "# Metrics",
+        "",
+        "Made by `scripts/gen_docs.py` from `services/shared/metrics.py`; do not edit.",
+        "",
+        "Every service shows its metrics at the Prometheus endpoint of its configuration (`telemetry.metrics_listen`,",
+        "on loopback unless told otherwise) and sends them, and traces, over OTLP when `telemetry.otlp_endpoint` names",
+        "a collector. Over OTLP a metric has its first name, and histograms carry exemplars: the trace of a request in",
+        "that bucket. Labels come from closed sets, and what is not in one is `other`: no tenant, adapter or caller",
+        "ever becomes a series. A tenant's class is `standard` at weight 1, else `low` or `high`.",
+        "",
+        "A histogram named `x` is seen by Prometheus as `x_bucket`, `x_sum` and `x_count`.",
+        "",
+        "| metric | at the endpoint | kind | services | labels | meaning |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for metric in METRICS.values():
+        labels = "<br>".join(_label(name, values) for name, values in metric.labels.items())
+        lines.append(
+            f"| `{metric.name}` | `{metric.prometheus}` | {metric.kind} | {', '.join(metric.services)} | {labels} "
+            f"| {metric.help} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _label(name: str, values: frozenset[str]) -> str:
+    if len(values) > MOST_VALUES:
+        return f"{name}: {LARGE[name]}"
+    return f"{name}: {', '.join(sorted(value for value in values if value))}"
+
+
+PAGES = {ROOT / "docs" / "errors.md": errors_page, ROOT / "docs" / "metrics.md": metrics_page}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is stale")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-        return 0
-    if not PAGE.exists() or PAGE.read_text() != page():
-        print("docs/errors.md is stale (run `python scripts/gen_docs.py`)", file=sys.stderr)
-        return 1
-    return 0
+    check, stale = parser.parse_args().check, 0
+    for path, page in PAGES.items():
+        if not check:
+            path.write_text(page())
+        elif not path.exists() or path.read_text() != page():
+            print(f"{path.relative_to(ROOT)} is stale (run `python scripts/gen_docs.py`)", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

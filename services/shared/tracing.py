@@ -65,8 +65,8 @@ class TraceStore:
         with self._lock:
             spans = self._traces.setdefault(trace_id, [])
             self._traces.move_to_end(trace_id)
-            if len(spans) < MAX_SPANS:
-                spans.append(span)
+            # The last one to end is the first of a trace, or what holds it together here: it takes another's place.
+            spans[MAX_SPANS - 1 :] = [span]
             if request_id:
                 self._requests[str(request_id)] = trace_id
             while len(self._traces) > self._kept:

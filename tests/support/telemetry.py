@@ -29,16 +29,20 @@ class Seen:
 
     def points(self, metric: Metric) -> dict[Labels, float]:
         """Returns a metric's value by its labels; of a histogram the number of values."""
+        return {
+            frozenset(point.attributes.items()): point.value if not hasattr(point, "count") else point.count
+            for point in self._points(metric)
+        }
+
+    def exemplars(self, metric: Metric) -> list[Any]:
+        """Returns the exemplars of a histogram."""
+        return [exemplar for point in self._points(metric) for exemplar in point.exemplars]
+
+    def _points(self, metric: Metric) -> list[Any]:
         data = self._reader.get_metrics_data()
-        found: dict[Labels, float] = {}
-        for resource in data.resource_metrics if data is not None else ():
-            for scope in resource.scope_metrics:
-                for one in scope.metrics:
-                    if one.name == metric.name:
-                        for point in one.data.data_points:
-                            value = getattr(point, "count", None)
-                            found[frozenset(point.attributes.items())] = point.value if value is None else value
-        return found
+        scopes = [scope for resource in (data.resource_metrics if data else ()) for scope in resource.scope_metrics]
+        found = [one for scope in scopes for one in scope.metrics if one.name == metric.name]
+        return [point for one in found for point in one.data.data_points]
 
     def values(self, metric: Metric) -> dict[str, float]:
         """Returns a metric's value by its labels' values, in the order of the table."""
