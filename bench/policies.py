@@ -1,7 +1,8 @@
 """What the policies are worth: `make bench-policies`.
 
 Runs the router's and the executor's own decisions on a simulated clock (bench/sim) and prints a line per figure: name,
-value, baseline, target, PASS or FAIL. Every figure is the worst of all seeds. With a directory of public traces
+value, baseline, target, PASS or FAIL. Every figure is the worst of all seeds; constants were chosen on seeds below 100,
+judged are others. Each seed is a job of its own, as many at once as there are cores. With a directory of public traces
 (`--traces` or LORAPORT_TRACES) their workloads are run as well, else it says which are left out. Writes
 bench/results/policies.json.
 """
@@ -12,13 +13,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from bench.figures import RESULTS, Figure, report
-from bench.sim import attacks, scenarios
+from bench.sim import attacks, scenarios, sharding
 from bench.sim.machine import Model
 from bench.sim.optimum import least_cost, least_cost_bytes, max_min
 from bench.sim.residency import load_cost, replay
@@ -30,7 +32,11 @@ from services.router.ledger import Ledger
 from services.router.placement import Placed
 
 SLOTS = (8, 16)
-FEW, MANY = 4, 12
+# Tenants besides the attacker, and by how much it may raise their p99.
+VICTIMS = {"few": (4, 1.5), "many": (12, 3.0)}
+# Sizes of an active set, the largest just below what four executors hold.
+ACTIVE = (24, 60)
+FRESH = 101
 SETTLE_S = 30.0
 SCENARIOS = Path(__file__).resolve().parents[1] / "tests" / "scenarios"
 
@@ -39,21 +45,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the policies on a simulated clock.")
     parser.add_argument("--traces", type=Path, default=_environment(), help="directory of public traces")
     parser.add_argument("--seeds", type=int, default=3, help="seeds per figure")
+    parser.add_argument("--first-seed", type=int, default=FRESH, help="the first of them")
     parser.add_argument("--out", type=Path, default=RESULTS / "policies.json", help="where the JSON goes")
     options = parser.parse_args()
     traces, why_not = find_traces(options.traces)
     if why_not:
         print(f"left out: servegen, servegen-many, mooncake, azure: {why_not}")
-    started, seeds = time.monotonic(), range(1, options.seeds + 1)
-    figures = [
-        *residency(traces, seeds),
-        *victims(seeds),
-        *fairness(seeds),
-        *placement(seeds),
-        *faults(),
-        *admissions(),
-    ]
-    facts = {"seeds": options.seeds, "traces": "yes" if traces else "no", "wall_s": round(time.monotonic() - started)}
+    started, seeds = time.monotonic(), range(options.first_seed, options.first_seed + options.seeds)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        # The longest first, so that no core waits for one at the end.
+        attacked = [pool.submit(victims, label, seed) for label in VICTIMS for seed in seeds]
+        replayed = [pool.submit(replays, traces, slots, seed) for slots in SLOTS for seed in seeds]
+        shared = [pool.submit(fairness, seed) for seed in seeds]
+        placed = [pool.submit(placement, seed) for seed in seeds]
+        broken = [pool.submit(faults, path) for path in sorted(SCENARIOS.glob("*.txt"))]
+        figures = [
+            *residency([job.result() for job in replayed]),
+            *attacks_noticed([job.result() for job in attacked]),
+            *equals([job.result() for job in shared]),
+            *places([job.result() for job in placed]),
+            *(job.result() for job in broken),
+        ]
+    figures += admissions()
+    facts = {
+        "seeds": f"{seeds[0]} to {seeds[-1]}", "traces": "yes" if traces else "no",
+        "wall_s": round(time.monotonic() - started),
+    }  # fmt: skip
     report(options.out, figures, facts)
     return 0
 
@@ -65,39 +82,61 @@ def _environment() -> Path | None:
 # --- residency
 
 
-def residency(traces: Path | None, seeds: Sequence[int]) -> list[Figure]:
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One workload: load costs in ms of GDSF-D, of LRU and of the optimum; GDSF-D over the bound on bytes, 0 when that
+    was not run; and its calls and popularity in words."""
+
+    name: str
+    slots: int
+    ours: float
+    lru: float
+    best: float
+    by_bytes: float
+    facts: str
+
+
+def replays(traces: Path | None, slots: int, seed: int) -> list[Replayed]:
+    """Runs every workload through the adapter pool."""
+    found = []
+    for name, calls in residency_workloads(traces, seed=seed, slots=slots).items():
+        keys, cost = [call.adapter for call in calls], {c.adapter: load_cost(c.rank) for c in calls}
+        alone = [replace(call, tenant="all") for call in calls]
+        by_bytes = 0.0
+        if slots == SLOTS[0]:
+            size = {call.adapter: -(-call.rank // 8) for call in calls}
+            bound = least_cost_bytes(keys, cost, size, slots * 4)
+            by_bytes = replay(calls, make_policy("gdsf-d"), slots=slots, by_bytes=True) / bound
+        top, ten = shares(calls)
+        found.append(
+            Replayed(
+                name,
+                slots,
+                replay(calls, make_policy("gdsf-d"), slots=slots),
+                replay(alone, make_policy("lru"), slots=slots),
+                least_cost(keys, cost, slots),
+                by_bytes,
+                f"{len(calls)} calls, top-1 {top:.2f}, top-10 {ten:.2f}",
+            )
+        )
+    return found
+
+
+def residency(jobs: Sequence[Sequence[Replayed]]) -> Iterator[Figure]:
     """Load cost of eviction against LRU and against the offline optimum."""
-    ratios: defaultdict[tuple[str, int], list[tuple[float, float, float]]] = defaultdict(list)
-    by_bytes: defaultdict[str, list[float]] = defaultdict(list)
-    for slots in SLOTS:
-        for seed in seeds:
-            for name, calls in residency_workloads(traces, seed=seed, slots=slots).items():
-                keys, cost = [call.adapter for call in calls], {c.adapter: load_cost(c.rank) for c in calls}
-                alone = [replace(call, tenant="all") for call in calls]
-                ours, lru = (
-                    replay(calls, make_policy("gdsf-d"), slots=slots),
-                    replay(alone, make_policy("lru"), slots=slots),
-                )
-                best = least_cost(keys, cost, slots)
-                ratios[name, slots].append((ours, lru, best))
-                if slots == SLOTS[0]:
-                    size = {call.adapter: -(-call.rank // 8) for call in calls}
-                    bound = least_cost_bytes(keys, cost, size, slots * 4)
-                    by_bytes[name].append(replay(calls, make_policy("gdsf-d"), slots=slots, by_bytes=True) / bound)
-                if slots == SLOTS[0] and seed == seeds[0]:
-                    top, ten = shares(calls)
-                    print(f"workload {name}: {len(calls)} calls, top-1 {top:.2f}, top-10 {ten:.2f}")
-    figures = []
-    for (name, slots), runs in ratios.items():
-        over_lru, over_best = max(o / lru for o, lru, _ in runs), max(o / best for o, _, best in runs)
-        lru_over_best = max(lru / best for _, lru, best in runs)
+    runs: defaultdict[tuple[str, int], list[Replayed]] = defaultdict(list)
+    for run in (run for job in jobs for run in job):
+        runs[run.name, run.slots].append(run)
+    for (name, slots), of in runs.items():
+        lru_over_best = max(run.lru / run.best for run in of)
+        if slots == SLOTS[0]:
+            print(f"workload {name}: {of[0].facts}; by bytes / PFOO-L {max(run.by_bytes for run in of):.2f}")
         target = 0.85 if name == "servegen" else 1.05
-        figures.append(_figure(f"load cost / LRU, {name}, K={slots}", over_lru, target, baseline=1.0))
+        over_lru = max(run.ours / run.lru for run in of)
+        yield _figure(f"load cost / LRU, {name}, K={slots}", over_lru, target, baseline=1.0)
         limit = 1.9 if name.startswith("servegen") else 1.05 * lru_over_best
-        figures.append(_figure(f"load cost / OPT, {name}, K={slots}", over_best, limit, baseline=lru_over_best))
-    for name, values in by_bytes.items():
-        print(f"load cost / PFOO-L, {name}, by bytes: {max(values):.2f}")
-    return figures
+        over_best = max(run.ours / run.best for run in of)
+        yield _figure(f"load cost / OPT, {name}, K={slots}", over_best, limit, baseline=lru_over_best)
 
 
 def _figure(name: str, value: float, target: float, *, baseline: float, at_most: bool = True) -> Figure:
@@ -107,22 +146,24 @@ def _figure(name: str, value: float, target: float, *, baseline: float, at_most:
 # --- fairness
 
 
-def victims(seeds: Sequence[int]) -> list[Figure]:
+def victims(label: str, seed: int) -> dict[tuple[str, str], float]:
+    """Returns by how much an attacker raises the victims' p99 time to the first token, by victims and attack."""
+    count, _ = VICTIMS[label]
+    calm = attacks.victims(count, seed=seed, rate=12.0)
+    alone = _victims_p99(calm)
+    return {
+        (label, name): _victims_p99(sorted([*calm, *attack(seed)], key=lambda call: call.at)) / alone
+        for name, attack in attacks.ATTACKS.items()
+    }
+
+
+def attacks_noticed(jobs: Sequence[dict[tuple[str, str], float]]) -> list[Figure]:
     """What tenants that just work notice of one that attacks: p99 of the time to the first token."""
-    worst: dict[tuple[str, str], tuple[float, float]] = {}
-    for label, count in (("few", FEW), ("many", MANY)):
-        for seed in seeds:
-            calm = attacks.victims(count, seed=seed, rate=12.0)
-            alone = _victims_p99(calm)
-            for name, attack in attacks.ATTACKS.items():
-                attacked = _victims_p99(sorted([*calm, *attack(seed)], key=lambda call: call.at))
-                known = worst.get((label, name), (0.0, 0.0))
-                worst[label, name] = max(known, (attacked / alone, alone))
-    targets = {"few": 1.5, "many": 3.0}
     return [
-        _figure(f"victim p99 TTFT, {name}, {label}", ratio, targets[label], baseline=1.0)
-        for (label, name), (ratio, _) in worst.items()
-    ]
+        _figure(f"victim p99 TTFT, {name}, {label}", max(job.get((label, name), 0.0) for job in jobs),
+                VICTIMS[label][1], baseline=1.0)
+        for label, name in dict.fromkeys(key for job in jobs for key in job)
+    ]  # fmt: skip
 
 
 def _victims_p99(calls: Sequence[Call]) -> float:
@@ -149,38 +190,39 @@ def overload(tenants: int, *, seed: int, seconds: float, rate: float) -> list[Ca
     return sorted(calls, key=lambda call: call.at)
 
 
-def fairness(seeds: Sequence[int]) -> list[Figure]:
-    """Equal and weighted tenants that all want more than there is."""
-    jain, throughput, spread, fluid = 1.0, 9.0, 0.0, 9.0
-    for seed in seeds:
-        calls = overload(6, seed=seed, seconds=40.0, rate=60.0)
-        world = World(Setup())
-        watch = _Spread(world)
-        world.add(calls)
-        world.clock.run(40.0)
-        spread = max(spread, watch.worst)
-        work = {tenant: account.work for tenant, account in world.routers[0].ledger.accounts.items()}
-        values = np.array(list(work.values()))
-        jain = min(jain, float(values.sum() ** 2 / (len(values) * (values**2).sum())))
-        first_come = World(Setup(window=36, reserve=0))
-        first_come.add([replace(call, tenant="all") for call in calls])
-        first_come.clock.run(40.0)
-        throughput = min(throughput, _tokens(world) / _tokens(first_come))
-        weights = {f"t{index}": 1.0 + index % 2 for index in range(6)}
-        weighted = World(Setup(weights=weights))
-        watch = _Spread(weighted)
-        weighted.add(calls)
-        weighted.clock.run(40.0)
-        spread = max(spread, watch.worst)
-        got = {tenant: account.work for tenant, account in weighted.routers[0].ledger.accounts.items()}
-        total = sum(got.values())
-        fair = max_min(dict.fromkeys(got, total), weights, total)
-        fluid = min(fluid, min(got[tenant] / fair[tenant] for tenant in got))
+def fairness(seed: int) -> tuple[float, float, float, float]:
+    """Equal and weighted tenants that all want more than there is: Jain index of the equal ones' work, tokens against
+    first come first served, largest spread of counters over the bound, least share of the weighted max-min one."""
+    calls = overload(6, seed=seed, seconds=40.0, rate=60.0)
+    world, spread = _overloaded(calls, Setup())
+    work = np.array([account.work for account in world.routers[0].ledger.accounts.values()])
+    jain = float(work.sum() ** 2 / (len(work) * (work**2).sum()))
+    first_come, _ = _overloaded([replace(call, tenant="all") for call in calls], Setup(window=36, reserve=0))
+    weights = {f"t{index}": 1.0 + index % 2 for index in range(6)}
+    weighted, spread_weighted = _overloaded(calls, Setup(weights=weights))
+    got = {tenant: account.work for tenant, account in weighted.routers[0].ledger.accounts.items()}
+    total = sum(got.values())
+    fair = max_min(dict.fromkeys(got, total), weights, total)
+    fluid = min(got[tenant] / fair[tenant] for tenant in got)
+    return jain, _tokens(world) / _tokens(first_come), max(spread, spread_weighted), fluid
+
+
+def _overloaded(calls: Sequence[Call], setup: Setup) -> tuple[World, float]:
+    world = World(setup)
+    watch = _Spread(world)
+    world.add(calls)
+    world.clock.run(40.0)
+    return world, watch.worst
+
+
+def equals(jobs: Sequence[tuple[float, float, float, float]]) -> list[Figure]:
+    """The figures of `fairness`."""
+    jain, throughput, spread, fluid = zip(*jobs, strict=True)
     return [
-        _figure("Jain index, equal tenants", jain, 0.98, baseline=1.0, at_most=False),
-        _figure("tokens / first come first served", throughput, 0.97, baseline=1.0, at_most=False),
-        _figure("spread of counters / U", spread, 1.0, baseline=0.0),
-        _figure("least share / fluid max-min", fluid, 0.9, baseline=1.0, at_most=False),
+        _figure("Jain index, equal tenants", min(jain), 0.98, baseline=1.0, at_most=False),
+        _figure("tokens / first come first served", min(throughput), 0.97, baseline=1.0, at_most=False),
+        _figure("spread of counters / U", max(spread), 1.0, baseline=0.0),
+        _figure("least share / fluid max-min", min(fluid), 0.9, baseline=1.0, at_most=False),
     ]
 
 
@@ -245,31 +287,41 @@ def _waiting(number: int, tenants: int) -> Waiting:
 # --- placement and faults
 
 
-def placement(seeds: Sequence[int]) -> list[Figure]:
-    """One adapter with idle gaps over four executors that also serve others; prompts that share beginnings."""
-    loads = 0
-    for seed in seeds:
-        random = np.random.default_rng(seed)
-        gapped = [Call(at=3.0 + 4 * index, tenant="quiet", adapter="quiet/a", rank=16) for index in range(200)]
-        others = [
-            Call(at=float(at), tenant=f"t{index % 5}", adapter=f"t{index % 5}/a{int(random.integers(6))}", rank=16)
-            for index, at in enumerate(np.sort(random.uniform(0, 800, 800)))
-        ]
-        world = World(Setup(executors=4))
-        world.add(sorted([*gapped, *others], key=lambda call: call.at))
-        world.clock.run(830.0)
-        loads = max(loads, sum(machine.loads_done.get("quiet/a", 0) for machine in world.machines.values()))
-    return [Figure(name="cold loads of 200 gapped calls", value=loads, baseline=4, target=1, unit="")]
+def placement(seed: int) -> tuple[int, dict[int, sharding.Spread]]:
+    """One adapter with idle gaps over four executors that also serve others; active sets that outgrow one pool."""
+    random = np.random.default_rng(seed)
+    gapped = [Call(at=3.0 + 4 * index, tenant="quiet", adapter="quiet/a", rank=16) for index in range(200)]
+    others = [
+        Call(at=float(at), tenant=f"t{index % 5}", adapter=f"t{index % 5}/a{int(random.integers(6))}", rank=16)
+        for index, at in enumerate(np.sort(random.uniform(0, 800, 800)))
+    ]
+    world = World(Setup(executors=4))
+    world.add(sorted([*gapped, *others], key=lambda call: call.at))
+    world.clock.run(830.0)
+    loads = sum(machine.loads_done.get("quiet/a", 0) for machine in world.machines.values())
+    return loads, {count: sharding.spread(count, seed=seed) for count in ACTIVE}
 
 
-def faults() -> list[Figure]:
-    """Every scenario of tests/scenarios: wrong revisions, and calls without an end or with two."""
-    figures = []
-    for path in sorted(SCENARIOS.glob("*.txt")):
-        world = scenarios.run(path.read_text())
-        bad = scenarios.faults_of(world)
-        figures.append(Figure(name=f"wrong, lost, doubled: {path.stem}", value=bad, baseline=0, target=0, unit=""))
-    return figures
+def places(jobs: Sequence[tuple[int, dict[int, sharding.Spread]]]) -> Iterator[Figure]:
+    """The figures of `placement`. The baseline of a pool's need is that of executors that each serve every adapter."""
+    yield Figure(
+        name="cold loads of 200 gapped calls", value=max(loads for loads, _ in jobs), baseline=4, target=1, unit=""
+    )
+    one = sharding.slots(Model())
+    for count in ACTIVE:
+        spreads = [spread[count] for _, spread in jobs]
+        name = f"{count} adapters on {sharding.EXECUTORS} pools of {one}"
+        yield _figure(f"fullest pool's need, {name}", max(s.fullest for s in spreads), 1.0, baseline=count / one)
+        yield Figure(
+            name=f"loads once warm, {name}", value=max(s.loads for s in spreads), baseline=spreads[0].calls, target=0,
+            unit="",
+        )  # fmt: skip
+
+
+def faults(path: Path) -> Figure:
+    """A scenario of tests/scenarios: wrong revisions, and calls without an end or with two."""
+    bad = scenarios.faults_of(scenarios.run(path.read_text()))
+    return Figure(name=f"wrong, lost, doubled: {path.stem}", value=bad, baseline=0, target=0, unit="")
 
 
 if __name__ == "__main__":

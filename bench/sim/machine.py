@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from bench.sim.workloads import Call
 from services.executor.adapter_pool import AdapterPool, Berth
 from services.executor.eviction import make_policy
-from services.executor.prefill import PrefillShares, Prompt
+from services.executor.prefill import PrefillShares, Prompt, beside
 from services.router.members import Shape
 from services.router.prices import StepTotals
 from services.shared.residency import Notice, Resident
@@ -37,7 +37,8 @@ class Model:
     page_mib: float = 20.0
     pages: int = 32
     max_rows: int = 64
-    step_tokens: int = 512
+    # Of a step without rows that generate; beside those, prompts take what the executor gives them, an eighth.
+    step_tokens: int = 4096
     max_loads: int = 2
     kv_blocks: int = 400
     eviction: str = "gdsf-d"
@@ -92,6 +93,8 @@ class Machine:
         self._later = later
         self.epoch = 0
         self.loads_done: dict[str, int] = {}
+        # Told the revision of every request that comes, for what a test watches.
+        self.on_execute: Callable[[str], None] = lambda revision: None
         self.load_ms_done = 0.0
         self.up = False
         self.start()
@@ -128,6 +131,7 @@ class Machine:
     def execute(self, job: Job) -> None:
         """Takes a request."""
         job.sent = self._now()
+        self.on_execute(job.revision)
         job.prompt_left = job.call.prompt
         if not job.revision:
             self._enter(job)
@@ -248,7 +252,9 @@ class Machine:
             return
         self._stepping = True
         decode = [job for job in self._rows if not job.prompt_left]
-        shares = self._shares([job for job in self._rows if job.prompt_left], self.model.step_tokens - len(decode))
+        shares = self._shares(
+            [job for job in self._rows if job.prompt_left], beside(len(decode), self.model.step_tokens)
+        )
         prefill = sum(shares.values())
         context = sum(job.call.prompt + job.made for job in decode)
         revisions = {job.revision: self.model.mib(job.call.rank) for job in self._rows if job.revision}

@@ -2,11 +2,13 @@
 
 A sixteenth of them is divided equally, so every prompt advances; the rest goes to the prompt whose tenant will have had
 least computed of late when it is done. So neither one long prompt nor many short ones of a tenant hold up another
-tenant's.
+tenant's. A tenant that had much more than its equal part computed of late fills a step only to the half: a step lasts
+as long as its tokens, and whoever comes in the middle of it waits for its end.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,10 @@ from dataclasses import dataclass
 EQUAL = 16
 # In this time what was computed loses half of its weight.
 HALF_LIFE_S = 10.0
-MAX_KNOWN = 10_000
+# Who had nothing computed for so long is forgotten: what it had counts for less than a fiftieth by then.
+KNOWN_S = 60.0
+# Whoever had more than so many times its equal part fills a step to one in so many of its tokens, no further.
+GREEDY, FILL = 1.5, 2
 # Tokens of prompts in one step beside rows that generate: so many for each of those, or a part of the step's limit.
 PER_DECODING_ROW = 4
 PART_OF_STEP = 8
@@ -41,33 +46,54 @@ class PrefillShares:
     """What each tenant had computed of late, in tokens. Pure: the caller brings the clock."""
 
     def __init__(self) -> None:
-        self._had: dict[Hashable, tuple[float, float]] = {}
+        # Tenant → what it had and when, least recent first; and the same of all tenants together.
+        self._had: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+        self._all: tuple[float, float] = (0.0, 0.0)
 
     def divide(self, prompts: Sequence[Prompt], budget: int, *, now: float) -> list[int]:
         """Return how many tokens each prompt gets, `budget` in all or what they need, and count them as computed.
 
-        `prompts` are in the order in which equals go.
+        `prompts` are in the order in which equals go. What only a greedy tenant could use is left over in part.
         """
         if not prompts or budget < 1:
             return [0] * len(prompts)
+        self._forget(now)
+        spare = budget - max(1, budget // FILL)
         part = max(1, budget // (EQUAL * len(prompts)))
         shares = []
         for prompt in prompts:
             shares.append(min(prompt.left, part, budget))
             budget -= shares[-1]
         for index in sorted(range(len(prompts)), key=lambda index: (self._finish(prompts[index], now), index)):
-            more = min(prompts[index].left - shares[index], budget)
+            room = budget - spare if self._greedy(prompts[index].tenant, now) else budget
+            more = max(0, min(prompts[index].left - shares[index], room))
             shares[index] += more
             budget -= more
         for prompt, share in zip(prompts, shares, strict=True):
-            self._had[prompt.tenant] = (self._of_late(prompt.tenant, now) + share, now)
-        if len(self._had) > MAX_KNOWN:
-            self._had = {t: had for t, had in self._had.items() if now - had[1] < 10 * HALF_LIFE_S}
+            self._count(prompt.tenant, share, now)
         return shares
+
+    def _count(self, tenant: Hashable, tokens: int, now: float) -> None:
+        self._had[tenant] = (self._of_late(tenant, now) + tokens, now)
+        self._had.move_to_end(tenant)
+        self._all = (_decayed(self._all, now) + tokens, now)
+
+    def _forget(self, now: float) -> None:
+        while self._had and (oldest := next(iter(self._had.values())))[1] < now - KNOWN_S:
+            self._had.popitem(last=False)
+            self._all = (max(0.0, _decayed(self._all, now) - _decayed(oldest, now)), now)
+
+    def _greedy(self, tenant: Hashable, now: float) -> bool:
+        """Whether a tenant had much more than its equal part of late; one that is alone is not."""
+        others = len(self._had) - (tenant in self._had)
+        return bool(others) and self._of_late(tenant, now) > GREEDY * _decayed(self._all, now) / (others + 1)
 
     def _finish(self, prompt: Prompt, now: float) -> float:
         return self._of_late(prompt.tenant, now) + prompt.left
 
     def _of_late(self, tenant: Hashable, now: float) -> float:
-        had, at = self._had.get(tenant, (0.0, now))
-        return float(had * 2.0 ** ((at - now) / HALF_LIFE_S))
+        return _decayed(self._had.get(tenant, (0.0, now)), now)
+
+
+def _decayed(had: tuple[float, float], now: float) -> float:
+    return float(had[0] * 2.0 ** ((had[1] - now) / HALF_LIFE_S))

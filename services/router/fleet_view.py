@@ -13,9 +13,9 @@ from services.shared.residency import Notice, Resident
 # At most one in so many of an executor's places is kept free for tenants that used them of late, from a tenant that has
 # twice its part or more; from one that has little more than its part, accordingly fewer.
 KEPT = 2
-# Prompt tokens that an executor may have to compute still when a tenant sends it one more request: its own about a step
-# full, or all together two. More would only wait there, where nobody can pass it.
-MAX_OWN_AHEAD, MAX_AHEAD = 512, 1024
+# Prompt tokens of a tenant that an executor may have to compute still when the tenant sends it one more request: about
+# two steps full. More would only wait there, where none of its own can pass it; those of others pass it also there.
+MAX_AHEAD = 1024
 # Loads that this router has under way on one executor at a time, in all and of a tenant that is not alone there: a link
 # serves one after the other, and what waits here can still be overtaken by a tenant that has used less.
 MAX_LOADS, MAX_OWN_LOADS = 2, 1
@@ -83,7 +83,7 @@ class ExecutorView:
 
     def is_ahead(self, tenant: str) -> bool:
         """Whether it has as many prompt tokens of this tenant to compute as it may."""
-        return self.ahead.get(tenant, 0) >= MAX_OWN_AHEAD and sum(self.ahead.values()) >= MAX_AHEAD
+        return self.ahead.get(tenant, 0) >= MAX_AHEAD
 
     def pages_for(self, rank: int) -> int:
         """Returns the pages of a revision, 0 while the executor has not said how large they are."""

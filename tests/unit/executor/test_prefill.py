@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.prefill import PrefillShares, Prompt, beside
+from services.executor.prefill import FILL, KNOWN_S, PrefillShares, Prompt, beside
 
 
 @given(
@@ -11,12 +11,17 @@ from services.executor.prefill import PrefillShares, Prompt, beside
     st.integers(0, 512),
     st.integers(1, 5),
 )
-def test_nothing_is_lost_and_everybody_advances(rows: list[tuple[str, int]], budget: int, times: int) -> None:
+def test_tokens_go_unused_only_where_a_greedy_tenant_could_use_them_and_everybody_advances(
+    rows: list[tuple[str, int]], budget: int, times: int
+) -> None:
     shares = PrefillShares()
     prompts = [Prompt(tenant, left) for tenant, left in rows]
     for now in range(times):
         got = shares.divide(prompts, budget, now=float(now))
-        assert sum(got) == min(budget, sum(prompt.left for prompt in prompts))
+        wanted = sum(prompt.left for prompt in prompts)
+        assert min(budget // FILL, wanted) <= sum(got) <= min(budget, wanted)
+        if len({prompt.tenant for prompt in prompts}) == 1:
+            assert sum(got) == min(budget, wanted)
         assert all(0 <= share <= prompt.left for share, prompt in zip(got, prompts, strict=True))
         if budget >= len(prompts):
             assert all(got)
@@ -32,6 +37,17 @@ def test_neither_one_long_prompt_nor_many_short_ones_hold_up_another_tenant() ->
 
 def test_prompts_take_a_part_of_a_step_in_which_rows_generate() -> None:
     assert [beside(rows, 512) for rows in (0, 1, 16, 32, 120, 512)] == [512, 64, 64, 128, 392, 0]
+
+
+def test_who_had_far_more_than_its_part_fills_half_a_step_while_others_are_at_work() -> None:
+    shares, greedy = PrefillShares(), Prompt("greedy", 16_000)
+    assert [shares.divide([greedy], 512, now=0.0) for _ in range(4)] == [[512]] * 4
+    shares.divide([Prompt("other", 40)], 512, now=0.1)
+    assert shares.divide([greedy], 512, now=0.2) == [256]
+    assert shares.divide([greedy, Prompt("other", 300)], 512, now=0.3) == [16, 300]
+    assert shares.divide([greedy, Prompt("other", 100)], 512, now=0.4) == [156, 100]
+    # Alone again, it takes all.
+    assert shares.divide([greedy], 512, now=1.0 + KNOWN_S) == [512]
 
 
 def test_what_was_long_ago_counts_little() -> None:

@@ -1,4 +1,4 @@
-from services.router.fleet_view import MAX_AHEAD, MAX_OWN_AHEAD, ExecutorView, FleetView, newer
+from services.router.fleet_view import MAX_AHEAD, ExecutorView, FleetView, newer
 from services.router.placement import Wish, choose, order, place, too_large
 from services.router.prices import Prices
 from services.shared.residency import Notice, Resident
@@ -176,11 +176,8 @@ def test_places_are_kept_for_tenants_that_have_less_than_their_part() -> None:
     assert chosen(executor("a", **late), wish=hog) == "a"
 
 
-def test_a_tenant_has_about_one_step_of_prompt_tokens_ahead_and_two_when_alone() -> None:
+def test_a_tenant_has_about_two_steps_of_prompt_tokens_ahead_whatever_others_have() -> None:
     wish = Wish("tiny", REVISION, 8, tenant="acme")
-    others = MAX_AHEAD - MAX_OWN_AHEAD
-    assert chosen(executor("a", resident=holding(), ahead={"acme": MAX_OWN_AHEAD - 1, "b": others}), wish=wish) == "a"
-    assert chosen(executor("a", resident=holding(), ahead={"acme": MAX_OWN_AHEAD, "b": others}), wish=wish) == ""
-    assert chosen(executor("a", resident=holding(), ahead={"acme": MAX_AHEAD - 1}), wish=wish) == "a"
+    assert chosen(executor("a", resident=holding(), ahead={"acme": MAX_AHEAD - 1, "b": 16_000}), wish=wish) == "a"
     assert chosen(executor("a", resident=holding(), ahead={"acme": MAX_AHEAD}), wish=wish) == ""
     assert chosen(executor("a", resident=holding(), ahead={"globex": 9000}), wish=wish) == "a"
