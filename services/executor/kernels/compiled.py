@@ -20,7 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import structlog
 import torch
+
+log = structlog.get_logger()
 
 Compiled = Literal["auto", "on", "off"]
 
@@ -125,7 +128,7 @@ class CpuStep:
         subs, size = a.shape[1], a.shape[2]
         self._lora(
             x.data_ptr(), a.data_ptr(), b.data_ptr(), scale.data_ptr(), *step.pointers, y.data_ptr(),
-            step.adapters, subs, size, y.shape[1], _threads(step.total_ranks * (size * subs + y.shape[1])),
+            step.adapters, subs, size, y.shape[1], _threads(step.work * (size * subs + y.shape[1])),
         )  # fmt: skip
 
 
@@ -135,12 +138,11 @@ class LoraStep:
     `rows[i]` are the rows of adapter i, `ranks[i]` its pool rows; `widths` what each sub adds to.
     """
 
-    __slots__ = ("_kept", "adapters", "pointers", "total_ranks")
+    __slots__ = ("_kept", "adapters", "pointers", "work")
 
     def __init__(self, rows: Sequence[Sequence[int]], ranks: Sequence[torch.Tensor], widths: Sequence[int]) -> None:
         self.adapters = len(rows)
         counts = torch.tensor([len(r) for r in ranks])
-        self.total_ranks = int(counts.sum())
         pairs = counts * torch.tensor([len(r) for r in rows]) * len(widths)
         arrays = (
             torch.cat(list(ranks)).to(torch.int64),
@@ -152,6 +154,8 @@ class LoraStep:
             torch.empty(int(pairs.sum())),
         )
         self._kept = arrays
+        # Rank rows that are read, or what their rows' arithmetic comes to.
+        self.work = max(int(counts.sum()), int(pairs.sum()) // (4 * len(widths)))
         self.pointers = tuple(array.data_ptr() for array in arrays)
 
 
@@ -165,10 +169,12 @@ def load_step(choice: Compiled) -> CpuStep | None:
         return None
     try:
         step = _build()
-    except CompilerMissing:
+    except CompilerMissing as error:
         if choice == "on":
             raise
+        log.info("decode step not compiled", reason=str(error))
         return None
+    log.info("decode step compiled")
     return step
 
 
