@@ -171,8 +171,9 @@ class Passage:
             return LoraportError("ADAPTER_NOT_FOUND")
         if error.reason in _FOR_THE_CALLER:
             return error
-        log.error("executor refused the router", reason=error.reason, why=error.message)
-        return LoraportError("INTERNAL", f"internal error, incident {self._job.id[:12]}")
+        incident = self._job.id[:12]
+        log.error("executor refused the router", reason=error.reason, why=error.message, incident=incident)
+        return LoraportError("INTERNAL", f"internal error, incident {incident}")
 
     def _prefix(self) -> tuple[bytes, ...]:
         job = self._job
