@@ -10,7 +10,7 @@ Invariants (`check`):
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 
@@ -68,8 +68,9 @@ class HostTier:
         entry = self._entries.get(digest)
         return None if entry is None or entry.doomed else entry
 
-    def reserve(self, token: str, size_bytes: int) -> list[str]:
-        """Sets room aside under `token`; returns what had to leave for it, least recently used first.
+    def reserve(self, token: str, size_bytes: int, *, last: Collection[str] = ()) -> list[str]:
+        """Sets room aside under `token`; returns what had to leave for it, least recently used first, and the digests
+        in `last` only when the others are not enough.
 
         Raises:
             TierFull: leases and other reservations leave too little room; nothing was given up.
@@ -79,7 +80,7 @@ class HostTier:
             raise ValueError("a reservation needs a fresh token and a size of at least 1")
         free = self.budget_bytes - self.used_bytes
         leaving = []
-        for entry in self._entries.values():
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.digest in last):
             if free >= size_bytes:
                 break
             if not entry.leases:

@@ -72,6 +72,9 @@ class RegistryPort(Protocol):
     def active_digest(self, digest: str) -> bool:
         """Says whether an ACTIVE revision has these weights, as far as the catalog is known."""
 
+    def needed(self) -> frozenset[str]:
+        """Returns the digests of the weights that running rollouts need, as far as the catalog is known."""
+
     async def require_fresh(self) -> None:
         """Returns when something new may be loaded.
 

@@ -85,6 +85,11 @@ class RegistryClient:
         revisions = self._following.view.revisions.values()
         return any(item.weights_digest == digest and item.state == "ACTIVE" for item in revisions)
 
+    def needed(self) -> frozenset[str]:
+        view = self._following.view
+        names = {name for item in view.rollouts.values() for name in (item.from_revision_id, item.to_revision_id)}
+        return frozenset(view.revisions[name].weights_digest for name in names if name in view.revisions)
+
     async def require_fresh(self) -> None:
         await self._keeper.require_fresh(lambda: self._following.view.epoch)
 

@@ -308,7 +308,7 @@ class HostLoader:
         if load.spoiled:  # the room is there from the first try
             return
         try:
-            self._close(self._tier.reserve(load.token, load.size_bytes))
+            self._close(self._tier.reserve(load.token, load.size_bytes, last=self._registry.needed()))
         except TierFull as error:
             raise LoraportError("HOST_TIER_FULL", f"memory is held by others: {error}", retry_after_s=1.0) from None
 

@@ -246,6 +246,9 @@ class Registry:
     def is_active(self, revision_id: str) -> bool:
         return self._world.state == "ACTIVE"
 
+    def needed(self) -> frozenset[str]:
+        return frozenset()
+
     def active_digest(self, digest: str) -> bool:
         return self._world.state == "ACTIVE"
 

@@ -30,6 +30,11 @@ def test_no_more_leaves_than_is_needed() -> None:
     assert filled(30, 30).reserve("new", 40) == []
 
 
+def test_what_rollouts_need_leaves_last_but_leaves() -> None:
+    assert filled(40, 40).reserve("new", 50, last={"d0"}) == ["d1"]
+    assert filled(40, 40).reserve("new", 90, last={"d0"}) == ["d1", "d0"]
+
+
 def test_a_full_tier_gives_nothing_up() -> None:
     tier = filled(40, 40)
     tier.lease("d0", "x", holder="a", now=5.0)
