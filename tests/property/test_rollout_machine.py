@@ -3,17 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.registry.rollout.arms import ArmStats, StepStats
 from services.registry.rollout.control import Action, control
 from services.registry.rollout.machine import Evidence, Executor, Move, Position, Probe, decide
-from services.registry.rollout.sequences import Moments
+from services.registry.rollout.sequences import Grouped, Moments
 from services.registry.rollout.settings import WHOLE, Gates, Prompt, Settings
 from services.registry.rollout.states import ENDED, INITIAL, TABLE, Event, State
 from services.shared.errors import LoraportError
 
+FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SETTINGS = st.builds(
     Settings,
     steps=st.sampled_from([(100, 500, 2500, 5000, WHOLE), (WHOLE,), (5000, WHOLE)]),
@@ -29,8 +30,8 @@ SETTINGS = st.builds(
 
 def arm(count: int, *, ms: float, errors: int = 0, tokens: float = 50.0) -> ArmStats:
     good = count - errors
-    times = Moments(good, ms, 0.04 * max(0, good - 1))
-    lengths = Moments(good, tokens, 0.1 * max(0, good - 1))
+    times = Grouped(Moments(good, ms, 0.04 * max(0, good - 1)))
+    lengths = Grouped(Moments(good, tokens, 0.1 * max(0, good - 1)))
     return ArmStats(requests=count, errors=errors, first_token=times, per_token=replace(times), length=lengths)
 
 
@@ -87,6 +88,7 @@ def walk(
     return moves
 
 
+@FAST
 @given(SETTINGS, WALK)
 def test_the_alias_moves_once_forth_and_at_most_once_back(settings: Settings, steps: list) -> None:
     pointing = [(move.event, move.pointing) for _, move in walk(settings, steps) if move.pointing]
@@ -97,6 +99,7 @@ def test_the_alias_moves_once_forth_and_at_most_once_back(settings: Settings, st
     )
 
 
+@FAST
 @given(SETTINGS, WALK)
 def test_the_share_grows_step_by_step_and_falls_only_to_nothing(settings: Settings, steps: list) -> None:
     for before, move in walk(settings, steps):
@@ -109,6 +112,7 @@ def test_the_share_grows_step_by_step_and_falls_only_to_nothing(settings: Settin
             assert new == shares[shares.index(old) + 1]
 
 
+@FAST
 @given(SETTINGS, WALK)
 def test_nothing_is_split_before_a_quorum_and_a_good_probe(settings: Settings, steps: list) -> None:
     moves = walk(settings, steps)
@@ -119,6 +123,7 @@ def test_nothing_is_split_before_a_quorum_and_a_good_probe(settings: Settings, s
         assert any(len(evidence.ready) >= evidence.needed(settings) for evidence, _, _ in steps)
 
 
+@FAST
 @given(SETTINGS, WALK)
 def test_an_end_is_final(settings: Settings, steps: list) -> None:
     moves = walk(settings, steps)
@@ -127,6 +132,7 @@ def test_an_end_is_final(settings: Settings, steps: list) -> None:
         assert move.position.ended == (move.position.state in ENDED)
 
 
+@FAST
 @given(SETTINGS, EVIDENCE, st.sampled_from(sorted(TABLE)), st.integers(0, 4))
 def test_rollback_by_hand_is_always_possible_before_the_end(
     settings: Settings, evidence: Evidence, pair: tuple[State, Event], step: int
@@ -141,6 +147,7 @@ def test_rollback_by_hand_is_always_possible_before_the_end(
     assert move.pointing == ("old" if state is State.RETAINING else "")
 
 
+@FAST
 @given(SETTINGS, EVIDENCE, st.integers(0, 10**9))
 def test_a_decision_is_a_function_of_what_is_written(settings: Settings, evidence: Evidence, now: int) -> None:
     position = Position(state=State.SPLITTING, entered_us=0)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from services.registry.rollout.sequences import Failures, Moments
+from services.registry.rollout.sequences import Failures, Grouped, Moments
 
 Arm = Literal["new", "control", "old"]
 ARMS: tuple[Arm, ...] = ("new", "control", "old")
@@ -24,6 +24,7 @@ class Observation:
     output_tokens: int = 0
     repetition: float = 0.0
     cold: bool = False
+    bucket: int = 0
 
 
 @dataclass(slots=True)
@@ -37,10 +38,10 @@ class ArmStats:
     accepted: int = 0
     rejected: int = 0
     tokens: int = 0
-    first_token: Moments = field(default_factory=Moments)
-    per_token: Moments = field(default_factory=Moments)
-    length: Moments = field(default_factory=Moments)
-    repetition: Moments = field(default_factory=Moments)
+    first_token: Grouped = field(default_factory=Grouped)
+    per_token: Grouped = field(default_factory=Grouped)
+    length: Grouped = field(default_factory=Grouped)
+    repetition: Grouped = field(default_factory=Grouped)
 
     def take(self, seen: Observation) -> None:
         """Takes a request. The first ones after a load say nothing about how fast the revision is."""
@@ -51,12 +52,12 @@ class ArmStats:
             return
         self.empty += seen.output_tokens == 0
         self.tokens += seen.output_tokens
-        self.length.add(math.log1p(seen.output_tokens))
-        self.repetition.add(seen.repetition)
+        self.length.add(math.log1p(seen.output_tokens), seen.bucket)
+        self.repetition.add(seen.repetition, seen.bucket)
         if not seen.cold and seen.first_token_ms > 0:
-            self.first_token.add(math.log(seen.first_token_ms))
+            self.first_token.add(math.log(seen.first_token_ms), seen.bucket)
         if not seen.cold and seen.per_token_ms > 0:
-            self.per_token.add(math.log(seen.per_token_ms))
+            self.per_token.add(math.log(seen.per_token_ms), seen.bucket)
 
     @property
     def answered(self) -> int:
@@ -76,7 +77,7 @@ class ArmStats:
         result = ArmStats()
         for item in fields(ArmStats):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            if isinstance(mine, Moments):
+            if isinstance(mine, Grouped):
                 into = getattr(result, item.name)
                 into.merge(mine)
                 into.merge(theirs)
@@ -98,25 +99,27 @@ class StepStats:
         """Returns an arm; one that nothing was seen of is empty."""
         return self.arms.get(name, NOTHING)
 
-    @property
-    def baseline(self) -> ArmStats:
-        """Everything that the old revision answered meanwhile: whether it fails does not depend on being warm."""
-        return self.arm("control").merged(self.arm("old"))
+    def baseline(self, kind: str) -> Failures:
+        """Returns the failures of everything that the old revision answered meanwhile, warm or not."""
+        control, old = self.arm("control").failures(kind), self.arm("old").failures(kind)
+        return Failures(control.failed + old.failed, control.total + old.total)
 
 
 def to_json(stats: ArmStats) -> dict[str, Any]:
     """Returns the sums as JSON values."""
-    return {
-        item.name: [value.count, value.mean, value.squares]
-        if isinstance(value := getattr(stats, item.name), Moments)
-        else value
-        for item in fields(ArmStats)
-    }
+    return {item.name: _value_json(getattr(stats, item.name)) for item in fields(ArmStats)}
+
+
+def _value_json(value: Any) -> Any:
+    if not isinstance(value, Grouped):
+        return value
+    moments = value.moments
+    return [[moments.count, moments.mean, moments.squares], value.counts, value.sums]
 
 
 def from_json(values: dict[str, Any]) -> ArmStats:
     """Returns what `to_json` wrote."""
     stats = ArmStats()
     for name, value in values.items():
-        setattr(stats, name, Moments(*value) if isinstance(value, list) else value)
+        setattr(stats, name, Grouped(Moments(*value[0]), *value[1:]) if isinstance(value, list) else value)
     return stats

@@ -7,7 +7,9 @@ less evidence (`LENIENCE`); the step to everybody asks for the tolerance itself.
 judges latency no more.
 
 Failures: a sequential probability ratio against everything that the old revision answered meanwhile. FAIL above its
-upper bound. The step to everybody waits for the lower one; earlier steps wait only while failures look like more.
+upper bound, or when every one of the first few requests of a step fails while the old revision works: what takes an
+executor down with it must not be tried ten times. The step to everybody waits for the lower bound; earlier steps wait
+only while failures look like more.
 
 Quality: rejected and empty answers as failures, with wider margins, and repetition as a difference; these FAIL or do
 not. A length that shifts is no fault by itself, a new revision is meant to differ: it HOLDs until a person has looked.
@@ -20,9 +22,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from services.registry.rollout.arms import ArmStats, StepStats
+from services.registry.rollout.arms import StepStats
 from services.registry.rollout.sequences import (
     MIN_SAMPLES,
+    Failures,
     Interval,
     difference,
     likelihood_ratio,
@@ -38,6 +41,8 @@ ALPHA = 0.2
 # Precision at which the sequence is tightest: about that of 2,000 requests in each arm with a spread of 0.6.
 V_OPT = 2800.0
 ERROR_ALPHA, ERROR_BETA = 0.005, 0.05
+# So many failures and not one answer, in one step.
+DEAD = 4
 # How much wider the tolerance is up to a share, in parts of ten thousand.
 LENIENCE = ((100, 5.0), (500, 3.5), (2500, 2.5), (WHOLE, 1.0))
 EMPTY_MARGIN, REJECT_MARGIN = 0.05, 0.10
@@ -153,13 +158,10 @@ def _measurable(metric: str, judged: Sequence[StepStats]) -> bool:
 
 
 def _errors(steps: Sequence[StepStats], *, share: int, gates: Gates) -> Comparison:
-    pairs = [
-        (step.arm("new").failures("errors"), _baseline(steps, index).failures("errors"))
-        for index, step in enumerate(steps)
-    ]
+    pairs = _failures("errors", steps)
     ratio = likelihood_ratio(pairs, margin=gates.error_margin)
     says = ratio_verdict(ratio, alpha=ERROR_ALPHA, beta=ERROR_BETA)
-    if says == "WORSE":
+    if says == "WORSE" or _dead(*pairs[-1]):
         word: Word = "FAIL"
     elif share > LENIENCE[-2][0] and share != WHOLE:
         word = "PASS" if says == "SAME" else "WAIT"
@@ -168,9 +170,13 @@ def _errors(steps: Sequence[StepStats], *, share: int, gates: Gates) -> Comparis
     return _shares("errors", word, steps)
 
 
+def _dead(new: Failures, old: Failures) -> bool:
+    return new.failed == new.total >= DEAD and old.failed * 2 < old.total
+
+
 def _quality(steps: Sequence[StepStats], judged: Sequence[StepStats]) -> Iterable[Comparison]:
     for kind, margin in (("empty", EMPTY_MARGIN), ("rejected", REJECT_MARGIN)):
-        pairs = [(step.arm("new").failures(kind), _baseline(steps, i).failures(kind)) for i, step in enumerate(steps)]
+        pairs = _failures(kind, steps)
         says = ratio_verdict(likelihood_ratio(pairs, margin=margin), alpha=ERROR_ALPHA, beta=ERROR_BETA)
         yield _shares(kind, "FAIL" if says == "WORSE" else "INFO", steps)
     repetition = _moments("repetition", judged)
@@ -182,12 +188,16 @@ def _quality(steps: Sequence[StepStats], judged: Sequence[StepStats]) -> Iterabl
     yield Comparison("output_token_count", "HOLD" if shifted else "INFO", *_quotient(length), samples)
 
 
-def _baseline(steps: Sequence[StepStats], index: int) -> ArmStats:
-    """Returns what the old revision did in a step; where it did nothing any more, what it did in the step before."""
-    for step in reversed(steps[: index + 1]):
-        if step.baseline.requests:
-            return step.baseline
-    return steps[index].baseline
+def _failures(kind: str, steps: Sequence[StepStats]) -> list[tuple[Failures, Failures]]:
+    """Returns the new arm's failures and the old revision's, step by step; where that one did nothing any more, what
+    it did in the step before."""
+    pairs: list[tuple[Failures, Failures]] = []
+    known = Failures(0, 0)
+    for step in steps:
+        found = step.baseline(kind)
+        known = found if found.total else known
+        pairs.append((step.arm("new").failures(kind), known))
+    return pairs
 
 
 def _moments(name: str, judged: Sequence[StepStats]) -> Interval:
@@ -202,6 +212,6 @@ def _quotient(found: Interval) -> tuple[float, float, float]:
 def _shares(kind: str, word: Word, steps: Sequence[StepStats]) -> Comparison:
     """Compares the shares of all steps, which is for people; the ratio is what decides."""
     new = [step.arm("new").failures(kind) for step in steps]
-    old = [step.baseline.failures(kind) for step in steps]
+    old = [step.baseline(kind) for step in steps]
     rates = [sum(item.failed for item in arm) / max(1, sum(item.total for item in arm)) for arm in (new, old)]
     return Comparison(kind, word, rates[0] - rates[1], None, None, sum(item.total for item in new))

@@ -10,7 +10,9 @@ tightest near v = v_opt where rho = v_opt / (2 ln(1/alpha) + ln(1 + 2 ln(1/alpha
 Here S and v are of *scores*: a stratum whose difference d of means has variance V adds d/V to S and 1/V to v, so the
 interval of the difference is (S +- radius)/v. Strata of any sizes add up, and v_opt says how precise an answer is
 wanted, whatever the noise. With estimated variances that holds in the limit of many requests; `MIN_SAMPLES` and
-`MIN_SPREAD` keep small strata from claiming more.
+`MIN_SPREAD` keep small strata from claiming more. Requests of one conversation resemble each other, so that many of
+them tell less than they seem to: they fall into one of `GROUPS` groups, and the spread of the groups' sums says by what
+factor the variance of the mean is larger than that of as many strangers (the method of random groups).
 
 **A sequential probability ratio** weighs failures of rate p1 against rate p0: above `ln((1 - beta)/alpha)` it is p1,
 below `ln(beta/(1 - alpha))` it is p0, between them nobody knows yet (Wald, 1945).
@@ -18,12 +20,15 @@ below `ln(beta/(1 - alpha))` it is p0, between them nobody knows yet (Wald, 1945
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 # Requests that each arm of a stratum must have to be counted, and the least standard deviation that is believed.
 MIN_SAMPLES = 10
 MIN_SPREAD = 0.05
+GROUPS = 50
+# With fewer groups than this, their spread is not worth believing.
+MIN_GROUPS = 10
 
 
 @dataclass(slots=True)
@@ -57,6 +62,52 @@ class Moments:
         return max(found, MIN_SPREAD**2)
 
 
+@dataclass(slots=True)
+class Grouped:
+    """Moments, and for each group the count and the sum of its numbers."""
+
+    moments: Moments = field(default_factory=Moments)
+    counts: list[int] = field(default_factory=lambda: [0] * GROUPS)
+    sums: list[float] = field(default_factory=lambda: [0.0] * GROUPS)
+
+    def add(self, value: float, group: int) -> None:
+        """Takes a number of a group, any integer."""
+        self.moments.add(value)
+        self.counts[group % GROUPS] += 1
+        self.sums[group % GROUPS] += value
+
+    def merge(self, other: "Grouped") -> None:
+        """Takes the numbers that `other` took."""
+        self.moments.merge(other.moments)
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
+
+    @property
+    def count(self) -> int:
+        """How many numbers."""
+        return self.moments.count
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return self.moments.mean
+
+    @property
+    def mean_variance(self) -> float:
+        """The variance of the mean, if no two numbers had to do with each other."""
+        return self.moments.variance / self.count
+
+    @property
+    def likeness(self) -> float:
+        """By what factor the variance of the mean is larger than that; 1 where there are too few groups to say."""
+        groups = [(count, total) for count, total in zip(self.counts, self.sums, strict=True) if count]
+        if len(groups) < MIN_GROUPS:
+            return 1.0
+        spread = sum((total - count * self.mean) ** 2 for count, total in groups)
+        found = spread * len(groups) / (len(groups) - 1) / self.count**2
+        return found / self.mean_variance
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """Where a difference is. `information` is 1/variance of the estimate; 0 when there is none."""
@@ -81,13 +132,15 @@ def mixture_radius(v: float, *, rho: float, alpha: float) -> float:
     return math.sqrt((v + rho) * (math.log1p(v / rho) + 2 * math.log(1 / alpha)))
 
 
-def difference(strata: Iterable[tuple[Moments, Moments]], *, v_opt: float, alpha: float) -> Interval:
+def difference(strata: Iterable[tuple[Grouped, Grouped]], *, v_opt: float, alpha: float) -> Interval:
     """Returns the confidence sequence of the mean of the first of each pair minus the second's, over all pairs."""
     score = information = 0.0
     for new, control in strata:
         if min(new.count, control.count) < MIN_SAMPLES:
             continue
-        variance = new.variance / new.count + control.variance / control.count
+        # Both arms are of one traffic; together they say more surely how alike its requests are.
+        likeness = max(1.0, (new.likeness + control.likeness) / 2)
+        variance = likeness * (new.mean_variance + control.mean_variance)
         score += (new.mean - control.mean) / variance
         information += 1 / variance
     if information == 0:

@@ -258,6 +258,7 @@ def _sums(seen: Sequence[pb.Observation], outcomes: Sequence[pb.OutcomeCount]) -
                 output_tokens=item.output_token_count,
                 repetition=item.repetition,
                 cold=item.cold,
+                bucket=item.bucket,
             )
         )
     for count in outcomes:

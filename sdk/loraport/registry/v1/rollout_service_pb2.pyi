@@ -343,7 +343,7 @@ class ReportObservationsRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., router: _Optional[str] = ..., sequence: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[Observation, _Mapping]]] = ..., step_index: _Optional[int] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[OutcomeCount, _Mapping]]] = ...) -> None: ...
 
 class Observation(_message.Message):
-    __slots__ = ("arm", "first_token_ms", "per_token_ms", "ok", "error_reason", "output_token_count", "repetition", "cold")
+    __slots__ = ("arm", "first_token_ms", "per_token_ms", "ok", "error_reason", "output_token_count", "repetition", "cold", "bucket")
     ARM_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     PER_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +352,7 @@ class Observation(_message.Message):
     OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
     arm: str
     first_token_ms: float
     per_token_ms: float
@@ -360,7 +361,8 @@ class Observation(_message.Message):
     output_token_count: int
     repetition: float
     cold: bool
-    def __init__(self, arm: _Optional[str] = ..., first_token_ms: _Optional[float] = ..., per_token_ms: _Optional[float] = ..., ok: _Optional[bool] = ..., error_reason: _Optional[str] = ..., output_token_count: _Optional[int] = ..., repetition: _Optional[float] = ..., cold: _Optional[bool] = ...) -> None: ...
+    bucket: int
+    def __init__(self, arm: _Optional[str] = ..., first_token_ms: _Optional[float] = ..., per_token_ms: _Optional[float] = ..., ok: _Optional[bool] = ..., error_reason: _Optional[str] = ..., output_token_count: _Optional[int] = ..., repetition: _Optional[float] = ..., cold: _Optional[bool] = ..., bucket: _Optional[int] = ...) -> None: ...
 
 class OutcomeCount(_message.Message):
     __slots__ = ("arm", "accepted_count", "rejected_count")
