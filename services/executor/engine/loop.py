@@ -258,11 +258,8 @@ class Engine:
         with self._lock:
             plan = self._scheduler.plan(now=self._clock())
         self._runner.cache.erase(self._scheduler.blocks.take_freed())
-        if not plan.rows:
-            self._open.deliver(self._scheduler.take_events())
-            return False
-        self._open.deliver(self._run_plan(plan))
-        return True
+        self._open.deliver(self._run_plan(plan) if plan.rows else self._scheduler.take_events())
+        return bool(plan.rows)
 
     def _run_plan(self, plan: Plan) -> tuple[Event, ...]:
         began = self._clock()
