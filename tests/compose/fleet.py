@@ -103,6 +103,11 @@ class Fleet:
         found: dict[str, Any] = json.loads(self._engine.docker("inspect", self.container(name)))[0]
         return found
 
+    def addresses(self, name: str) -> list[str]:
+        """Returns a container's addresses, one in each of its networks."""
+        networks = self.inspect(name)["NetworkSettings"]["Networks"].values()
+        return [network["IPAddress"] for network in networks if network["IPAddress"]]
+
     def state(self, name: str) -> State:
         """Returns how a container does."""
         whole = self.inspect(name)
@@ -149,6 +154,13 @@ class Fleet:
     def read(self, path: str) -> str:
         """Returns a file of the operator's volume."""
         return self.compose("run", "--rm", "-T", "--entrypoint", "cat", "operator", f"/volumes/operator/{path}")
+
+    def upkeep(self, *arguments: str) -> str:
+        """Runs a command of the registry's upkeep in a container of its own, and returns what it says."""
+        python = ("-I", "-m", "services.registry.upkeep")
+        config = ("--config", "/run/loraport/config.json")
+        start = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "/opt/loraport/bin/python", "registry")
+        return self.compose(*start, *python, *arguments, *config).strip()
 
     def learn(self, tenant: str) -> None:
         """Takes the tenant's key and the CA out of the operator's volume, as an operator hands them to a user."""

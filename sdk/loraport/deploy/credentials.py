@@ -40,6 +40,8 @@ TRUST_DOMAIN = "loraport.local"
 # Whose key a role's is.
 HOLDERS = {Role.REGISTRY: "registry", Role.TIMESTAMP: "registry", Role.LOADER: "loader", Role.ROUTER: "router"}
 
+OTHERS = ("board", "database", "store", "grafana")
+
 Settings = Mapping[str, Mapping[str, Any]]
 
 
@@ -67,7 +69,7 @@ class Materials:
             ValueError: the trust root cannot be renewed here.
         """
         now = now or datetime.now(UTC)
-        for name in ("operator", "registry", "loader", "router", "board", "database", "store", *self.executors):
+        for name in ("operator", "registry", "loader", "router", *OTHERS, *self.executors):
             (self._out / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("pki", "trust", "keys", "signers", "secrets", "state"):
             (self._operator / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,7 +150,8 @@ class Materials:
         database = _secret(out / "database" / "password")
         host, port = self._site.database.rsplit(":", 1)
         write_private(out / "registry" / "pgpass", f"{host}:{port}:loraport:loraport:{database}\n".encode())
-        _secret(out / "store" / "root-password")
+        for path in (out / "store" / "root-password", out / "grafana" / "admin-password"):
+            _secret(path)
         write_private(out / "store" / "root-user", b"loraport-root")
         loader = f"loraport-loader\n{_secret(vault / 'store-loader')}"
         for path in (out / "store" / "loader", out / "loader" / "s3"):

@@ -16,6 +16,7 @@ HANDOVER = "/run/handover"
 
 ANY = "0.0.0.0"  # noqa: S104 - in a container, whose networks are closed; every port asks for an identity
 REGISTRY, LOADER, LOADER_UPLOAD, EXECUTOR, ROUTER, ROUTER_ADMIN = 7401, 7402, 7412, 7403, 7400, 7410
+METRICS, LOADER_METRICS = 9464, 9465
 BOARD_USERS = ("router", "executor")
 
 
@@ -39,6 +40,8 @@ class Site:
     database: str
     board: str
     store: str
+    # Services' own metrics are shown, for a Prometheus that fetches them; else they are only sent.
+    shows_metrics: bool = False
 
     def host(self, service: str) -> str:
         """Returns the first name of a service."""
@@ -101,6 +104,7 @@ def kubernetes_site(*, base_model: str, nodes: int, namespace: str, public: tupl
         database=f"database.{namespace}.svc.cluster.local:5432",
         board=f"board.{namespace}.svc.cluster.local:6379",
         store=f"store.{namespace}.svc.cluster.local:9000",
+        shows_metrics=True,
     )
 
 
@@ -111,6 +115,10 @@ def _tls() -> dict[str, str]:
         "service_ca": f"{KEYS}/ca.pem",
         "admin_ca": f"{KEYS}/admin-ca.pem",
     }
+
+
+def _telemetry(site: Site, port: int = METRICS) -> dict[str, str]:
+    return {"metrics_listen": f"{ANY}:{port}" if site.shows_metrics else ""}
 
 
 def registry_config(site: Site) -> dict[str, Any]:
@@ -124,6 +132,7 @@ def registry_config(site: Site) -> dict[str, Any]:
         "signing_key_file": f"{KEYS}/registry.key",
         "timestamp_key_file": f"{KEYS}/timestamp.key",
         "pepper_file": f"{KEYS}/pepper",
+        "telemetry": _telemetry(site),
     }
 
 
@@ -142,6 +151,8 @@ def loader_config(site: Site, *, name: str = "loader") -> dict[str, Any]:
         "s3_credentials": f"{KEYS}/s3",
         "spool_dir": STATE,
         "node": {"handover_socket": f"{HANDOVER}/host.sock", "disk_dir": f"{STATE}/disk"},
+        # In a pod it shares its address with the executor.
+        "telemetry": _telemetry(site, LOADER_METRICS),
     }
 
 
@@ -164,6 +175,7 @@ def router_config(site: Site, *, board_password: str) -> dict[str, Any]:
         "valkey_url": f"valkey://router:{board_password}@{site.board}/0",
         # An executor that ended is started again; a request may wait for that.
         "executor_wait_s": 30.0,
+        "telemetry": _telemetry(site),
     }
 
 
@@ -180,6 +192,7 @@ def executor_config(site: Site, executor: Executor, *, name: str, board_password
         "checkpoint": {"state_file": f"{STATE}/floor.json"},
         "loader_address": executor.loader_address,
         "valkey_url": f"valkey://executor:{board_password}@{site.board}/0",
+        "telemetry": _telemetry(site),
     }
 
 

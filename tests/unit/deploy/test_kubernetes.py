@@ -121,6 +121,7 @@ def test_ports_and_directories_are_those_of_the_configurations(tmp_path: Path) -
     assert ports["loader"] == site.LOADER
     assert ports["upload"] == site.LOADER_UPLOAD
     assert ports["admin"] == site.ROUTER_ADMIN
+    assert (ports["metrics"], ports["loader-metrics"]) == (site.METRICS, site.LOADER_METRICS)
     for name in ("registry", "router", "node"):
         for each in pod(name)["containers"]:
             mounts = {mount["mountPath"] for mount in each["volumeMounts"]}
