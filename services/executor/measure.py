@@ -17,6 +17,7 @@ def sample(state: EngineState, steps: Iterable[StepNote], *, base_bytes: int) ->
         telemetry.observe(metrics.STEP_DURATION, step.took_s, step=step.kind)
         telemetry.observe(metrics.STEP_ROWS, step.rows)
         telemetry.observe(metrics.STEP_ADAPTERS, step.adapters)
+        telemetry.count(metrics.KERNEL_STEPS, path=step.kernel_path)
     totals = state.totals
     telemetry.gauge(metrics.STEPS, totals.steps)
     telemetry.gauge(metrics.DEVICE_BUSY, totals.busy_ms / 1000)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from services.executor.plan import Plan
+from services.executor.plan import Plan, StepResult
 
 # Steps that are kept until somebody takes them; more are forgotten, the oldest first.
 MAX_NOTES = 8192
@@ -30,12 +30,14 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True)
 class StepNote:
-    """One step: what kind, `prefill`, `decode` or `mixed`, how long it took, how many rows and distinct adapters."""
+    """One step: what kind, `prefill`, `decode` or `mixed`, how long it took, how many rows and distinct adapters,
+    and what computed the adapters (`kernels/dispatch.py`)."""
 
     kind: str
     took_s: float
     rows: int
     adapters: int
+    kernel_path: str
 
 
 class StepMeter:
@@ -45,7 +47,7 @@ class StepMeter:
         self.totals = StepTotals()
         self._notes: deque[StepNote] = deque(maxlen=MAX_NOTES)
 
-    def note(self, plan: Plan, *, took_s: float, adapter_bytes: Callable[[str], int]) -> None:
+    def note(self, plan: Plan, result: StepResult, *, took_s: float, adapter_bytes: Callable[[str], int]) -> None:
         """Count a step that has run; `adapter_bytes` says what reading a revision takes."""
         was = self.totals
         decode = [row for row in plan.rows if row.start > 0 and len(row.tokens) == 1]
@@ -63,7 +65,7 @@ class StepMeter:
             models=was.models + len(revisions) + any(row.revision_id is None for row in plan.rows),
             shortest_ms=min(was.shortest_ms or took_ms, took_ms) if kind == "decode" else was.shortest_ms,
         )
-        self._notes.append(StepNote(kind, took_s, len(plan.rows), len(revisions)))
+        self._notes.append(StepNote(kind, took_s, len(plan.rows), len(revisions), result.kernel_path))
 
     def take(self) -> list[StepNote]:
         """Return the steps since the last call, oldest first."""

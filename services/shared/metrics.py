@@ -34,6 +34,18 @@ _STAGE = frozenset(
     {"RESOLVE", "FETCH", "VERIFY", "PROMOTE", "STAGE_HOST", "RESERVE", "TRANSFER", "INIT", "WARM", "READY"}
 )
 _INTAKE_STAGE = frozenset({"RECEIVE", "REPORT"})
+# The names of services/executor/kernels/dispatch.py.
+_TRITON = frozenset(
+    {f"triton-decode-{block}" for block in ("1x8", "4x8")}
+    | {f"triton-prefill-{block}" for block in ("16x16", "16x64", "64x16", "64x64")}
+)
+_KERNEL_PATHS = frozenset(
+    {"base", "merged", "torch-reference"}
+    | {f"cpu-torch-{kind}" for kind in ("paged", "segmented", "mixed")}
+    | {f"cpu-compiled-{kind}" for kind in ("paged", "mixed")}
+    | _TRITON
+    | {f"{name}-graph" for name in _TRITON}
+)
 _REVISION_STATES = frozenset({"PENDING", "VERIFIED", "ACTIVE", "QUARANTINED", "REVOKED"})
 
 
@@ -197,6 +209,10 @@ STEP_ROWS = _metric(("executor",), "histogram", "executor.step.rows", "Rows of a
 STEP_ADAPTERS = _metric(
     ("executor",), "histogram", "executor.step.adapters", "Distinct adapters of a step.", buckets=(0.0, *_COUNTS)
 )
+KERNEL_STEPS = _metric(
+    ("executor",), "counter", "executor.kernel.steps", "Steps by what computed their adapters.",
+    labels=_labels(path=_KERNEL_PATHS),
+)  # fmt: skip
 STEP_TOKENS = _metric(
     ("executor",), "counter", "executor.tokens", "Tokens computed.", labels=_labels(step={"prefill", "decode"})
 )

@@ -96,10 +96,11 @@ def gpu_attention(cache: KvCache, info: ModelInfo) -> AttentionMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """The largest step that there will be."""
+    """The largest step that there will be, and what it may touch: blocks of keys and values, pages of adapters."""
 
     rows: int
     tokens: int
+    blocks: int
     pages: int
 
 

@@ -73,28 +73,6 @@ def build_engine(
         raise ValueError(
             f"the budgets hold {block_count} blocks of {block_bytes} B, {page_count} pages of {one_page} B"
         )
-    cache = KvCache(
-        layers=info.layers,
-        blocks=block_count,
-        block_size=sizes.block_size,
-        kv_heads=info.kv_heads,
-        head_dim=info.head_dim,
-        dtype=info.dtype,
-        device=backend.device,
-        spare=backend.gpu is not None,
-        poison=sizes.poison,
-        step=backend.step,
-    )
-    pool = DevicePool(
-        decoder.groups,
-        page_count=page_count,
-        rows_per_page=sizes.page_rows,
-        dtype=backend.pool_dtype,
-        device=backend.device,
-        link=backend.link,
-        poison=sizes.poison,
-        step=backend.step,
-    )
     limits = SchedulerLimits(
         max_rows=sizes.max_rows,
         max_step_tokens=max(sizes.max_step_tokens, sizes.max_rows),
@@ -111,12 +89,41 @@ def build_engine(
     adapters = AdapterPool(
         page_count, page_rows=sizes.page_rows, page_bytes=one_page, policy=make_policy(sizes.eviction)
     )
-    step = StepSizes(rows=sizes.max_rows, tokens=limits.max_step_tokens, pages=page_count)
-    attention, graphs = prepare(backend, decoder, pool, cache, sizes=step, clock=clock)
-    runner = Runner(decoder, pool=pool, cache=cache, attention=attention, graphs=graphs)
+    step = StepSizes(rows=sizes.max_rows, tokens=limits.max_step_tokens, blocks=block_count, pages=page_count)
+    runner = _make_runner(decoder, backend, sizes, step=step, clock=clock)
     return Engine(
         runner=runner, scheduler=scheduler, adapters=adapters, clock=clock, options=options, on_fault=on_fault
     )
+
+
+def _make_runner(
+    decoder: Decoder, backend: Backend, sizes: EngineSizes, *, step: StepSizes, clock: Callable[[], float]
+) -> Runner:
+    info = decoder.info
+    cache = KvCache(
+        layers=info.layers,
+        blocks=step.blocks,
+        block_size=sizes.block_size,
+        kv_heads=info.kv_heads,
+        head_dim=info.head_dim,
+        dtype=info.dtype,
+        device=backend.device,
+        spare=backend.gpu is not None,
+        poison=sizes.poison,
+        step=backend.step,
+    )
+    pool = DevicePool(
+        decoder.groups,
+        page_count=step.pages,
+        rows_per_page=sizes.page_rows,
+        dtype=backend.pool_dtype,
+        device=backend.device,
+        link=backend.link,
+        poison=sizes.poison,
+        step=backend.step,
+    )
+    attention, graphs = prepare(backend, decoder, pool, cache, sizes=step, clock=clock)
+    return Runner(decoder, pool=pool, cache=cache, attention=attention, graphs=graphs)
 
 
 @dataclass(frozen=True, slots=True)

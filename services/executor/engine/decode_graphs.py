@@ -16,7 +16,7 @@ import torch
 
 from services.executor.engine.device_pool import DevicePool
 from services.executor.engine.graph_device import Graph, GraphDevice
-from services.executor.kernels.dispatch import BASE
+from services.executor.kernels.dispatch import BASE, GRAPH
 from services.executor.kernels.gpu_lora import GpuLora
 from services.executor.kernels.graphs import Bucket, CaptureBudget, CaptureCost, choose_bucket, plan_captures
 from services.executor.kernels.layout import RowLayout, Segment, make_layout
@@ -26,8 +26,6 @@ from services.executor.model.kernel_batch import KernelBatch
 from services.executor.model.lora_linear import base_batch
 from services.executor.model.paged_attention import AttentionMaker, FixedAttention, Refilled
 from services.executor.plan import Row
-
-GRAPH = "-graph"  # ends the kernel path of an adapter's replayed steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,7 @@ class Engine:
             self._on_fault(error)
             return self._scheduler.fault(plan)
         with self._lock:
-            self._meter.note(plan, took_s=self._clock() - began, adapter_bytes=self._adapters.size_bytes)
+            self._meter.note(plan, result, took_s=self._clock() - began, adapter_bytes=self._adapters.size_bytes)
             self._tokens_out += sum(row.token is not None for row in result.rows)
             return self._scheduler.commit(plan, result, now=self._clock())
 

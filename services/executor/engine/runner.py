@@ -10,13 +10,12 @@ from services.executor.engine.decode_graphs import DecodeGraphs
 from services.executor.engine.device_pool import DevicePool
 from services.executor.engine.sampling import sample
 from services.executor.engine.scoring import score_rows
+from services.executor.kernels.dispatch import MERGED
 from services.executor.kernels.layout import make_layout
 from services.executor.model.attention import AttentionSpan, KvCache
 from services.executor.model.interface import Adapters, Decoder, Packed
 from services.executor.model.paged_attention import AttentionMaker
 from services.executor.plan import Plan, Row, RowResult, StepResult
-
-MERGED = "merged"  # the kernel path of steps whose adapter is in the base's weights
 
 
 class Runner:

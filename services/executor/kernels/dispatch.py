@@ -1,4 +1,4 @@
-"""Which kernel path computes the adapters' part of a step. The name travels into every response.
+"""Which kernel path computes the adapters' part of a step. The name travels into every response and a metric.
 
 base                  no row has an adapter
 cpu-torch-paged       every adapter has few rows: one sampled product and one weighted sum for all of them
@@ -6,7 +6,9 @@ cpu-torch-segmented   every adapter has many rows: dense products, one adapter a
 cpu-torch-mixed       both, each adapter in its own way
 cpu-compiled-paged    as cpu-torch-paged, in one compiled loop over the rank rows; likewise cpu-compiled-mixed
 triton-KIND-ROWSxRANKS    a GPU: one of `variants.VARIANTS`, chosen in `gpu_lora.py` by a table or a roofline
+triton-...-graph      the same, replayed from a captured graph
 torch-reference       a GPU without Triton: dense products, one adapter after the other
+merged                the adapter is in the base's weights
 
 Measured on 2 cores without AVX-512 (SmolLM2 shapes, float32, ranks 8, 16, 32, 64 evenly, one layer): 16 adapters of 2
 rows 1.1 ms paged, 4.2 ms segmented; 4 adapters of 8 rows 0.8 ms paged, 1.5 ms segmented; ranks 8 and 16 of 16 rows
@@ -16,6 +18,7 @@ rows 1.1 ms paged, 4.2 ms segmented; 4 adapters of 8 rows 0.8 ms paged, 1.5 ms s
 from __future__ import annotations
 
 from services.executor.kernels.layout import RowLayout, Segment
+from services.executor.kernels.variants import VARIANTS
 
 BASE = "base"
 PAGED = "cpu-torch-paged"
@@ -23,7 +26,16 @@ SEGMENTED = "cpu-torch-segmented"
 MIXED = "cpu-torch-mixed"
 COMPILED_PAGED = "cpu-compiled-paged"
 COMPILED_MIXED = "cpu-compiled-mixed"
+REFERENCE = "torch-reference"
+MERGED = "merged"
+GRAPH = "-graph"  # ends the path of an adapter's replayed steps
 _MANY_ROWS = 12  # rows of one adapter from which dense products are faster
+
+
+def all_paths() -> frozenset[str]:
+    """Return every path that there is."""
+    cpu = {PAGED, SEGMENTED, MIXED, COMPILED_PAGED, COMPILED_MIXED}
+    return frozenset({BASE, REFERENCE, MERGED, *cpu, *VARIANTS, *(name + GRAPH for name in VARIANTS)})
 
 
 def has_many_rows(segment: Segment) -> bool:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from services.executor.kernels.dispatch import REFERENCE
 from services.executor.kernels.layout import RowLayout, page_rows
 from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.work import Resident
-
-REFERENCE = "torch-reference"
 
 
 def lora_reference(
