@@ -146,6 +146,16 @@ class AsyncClient:
         request = wire.score_request(prompt_token_ids, continuation_token_ids, options)
         return wire.score_from_proto(await self._call(self._stub.Score, request, timeout))
 
+    async def report_outcome(self, request_id: str, *, accepted: bool) -> None:
+        """Says whether an answer was of use, by its `Completion.request_id`; a rollout that it was part of counts it.
+
+        The first word on an answer counts. Raises LoraportError: NotFoundError, the tenant made no such request there.
+        """
+        outcomes = pb.ReportOutcomeRequest.Outcome
+        outcome = outcomes.OUTCOME_ACCEPTED if accepted else outcomes.OUTCOME_REJECTED
+        request = pb.ReportOutcomeRequest(request_id=request_id, outcome=outcome)
+        await self._call(self._stub.ReportOutcome, request, self._settings.timeout)
+
     async def list_adapters(self) -> list[Adapter]:
         """Returns the adapters of the key's tenant, in order of name. Raises LoraportError."""
         found: list[Adapter] = []

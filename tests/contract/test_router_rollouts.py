@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from loraport.errors import LoraportError as ClientError
+from loraport.errors import NotFoundError
 from loraport.registry.v1 import catalog_service_pb2 as cpb
 from loraport.registry.v1 import rollout_service_pb2 as rpb
 from loraport.registry.v1 import rollout_service_pb2_grpc as rollout_stubs
@@ -276,6 +277,15 @@ async def test_a_clients_word_counts_once_for_its_own_answer(stage: Stage) -> No
         assert unknown.startswith("NOT_FOUND")
         assert await outcome("globex", "mine") == unknown
         assert (await outcome("acme", "mine", "UNSPECIFIED")).startswith("INVALID_ARGUMENT")
-    await eventually(lambda: any(r.outcomes for r in stage.desk.reports.values()))
-    counts = [o for r in stage.desk.reports.values() for o in r.outcomes]
-    assert [(o.arm, o.accepted_count, o.rejected_count) for o in counts] == [("new", 0, 1)]
+    client = stage.world.client()
+    answer = await client.generate(prompt="hi", adapter="pirate")
+    await client.report_outcome(answer.request_id, accepted=True)
+    with pytest.raises(NotFoundError):
+        await client.report_outcome("unknown", accepted=True)
+    await client.close()
+
+    def counts() -> tuple[int, int]:
+        said = [o for r in stage.desk.reports.values() for o in r.outcomes if o.arm == "new"]
+        return sum(o.accepted_count for o in said), sum(o.rejected_count for o in said)
+
+    await eventually(lambda: counts() == (1, 1))
