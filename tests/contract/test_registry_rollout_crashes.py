@@ -11,6 +11,7 @@ from alembic.config import Config
 from sqlalchemy import inspect
 
 from loraport.log.leaf import parse_leaf
+from loraport.registry.v1 import key_service_pb2 as key_pb
 from loraport.registry.v1 import rollout_service_pb2 as pb
 from services.registry import moving
 from services.registry.store import log, rollouts
@@ -131,6 +132,16 @@ async def test_what_cannot_be_loaded_ends_it_and_what_has_no_room_waits(rig: Rig
     await hands.ready(name, "e0", ready=False, failure_reason="LOADER_UNAVAILABLE")
     assert await hands.ready(name, "e1", ready=False, failure_reason="DIGEST_MISMATCH") == State.STATE_PRELOADING
     assert await hands.ready(name, "e0", ready=False, failure_reason="DIGEST_MISMATCH") == State.STATE_ROLLED_BACK
+
+
+async def test_a_leaked_publishers_key_ends_what_its_revision_was_in(rig: Rig) -> None:
+    hands = await make_hands(rig)
+    name = (await hands.prepared()).name
+    leak = key_pb.RevokeSignerRequest(name="tenants/acme/signers/ci", since_log_index=0)
+    await rig.keys().RevokeSigner(leak, timeout=TIMEOUT)
+    found = await hands.get(name)
+    assert found.state in (State.STATE_ABORTED, State.STATE_ROLLED_BACK)
+    assert "signer ci is revoked" in found.story[-1].sentence
 
 
 async def test_a_missing_quorum_holds_after_its_time_and_goes_on_when_it_comes(rig: Rig) -> None:
