@@ -215,13 +215,13 @@ class Door:
         # Who may not see the old revision is not split, and leaves nothing behind here.
         if rollout is None or resolve(view, tenant, Target(revision_id=rollout.from_revision_id)) is None:
             return resolve(view, tenant, target), None
-        arm = choose(rollout, tenant, unit)
+        arm, bucket = choose(rollout, tenant, unit)
         arm = self._conversations.settle(rollout, arm, tenant=tenant, session=session, now=self._now())
         item = resolve(view, tenant, Target(revision_id=revision_of(rollout, arm)))
         if arm == "new" and (item is None or not self._records.is_active(view, item)):
             arm = "old"
             item = resolve(view, tenant, Target(revision_id=revision_of(rollout, arm)))
-        return item, Side(rollout.name, arm, rollout.step_index)
+        return item, Side(rollout.name, arm, rollout.step_index, bucket)
 
     async def _resolve_base(self, tenant: str, wanted: str) -> str:
         try:

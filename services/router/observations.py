@@ -31,6 +31,8 @@ class Observation:
     output_tokens: int = 0
     repetition: float = 0.0
     cold: bool = False
+    # Of its conversation: requests of one are alike.
+    bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Observed:
             output_tokens=len(self._token_ids),
             repetition=repetition(self._token_ids),
             cold=self._cold,
+            bucket=self.side.bucket,
         )
         self._outboxes.of(self.side.rollout).add(self.side.step, observation)
 

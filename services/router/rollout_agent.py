@@ -219,7 +219,9 @@ class RolloutAgent:
         for rollout, outbox in self._parts.outboxes.running(running).items():
             while (batch := outbox.next()) is not None:
                 try:
-                    outbox.taken(await self._parts.desk.observed(rollout, batch))
+                    sequence = await self._parts.desk.observed(rollout, batch)
+                    # One that has ended takes nothing, and wants nothing repeated.
+                    outbox.taken(max(sequence, batch.sequence))
                 except LoraportError as error:
                     log.warning("observations were not taken", rollout=rollout, reason=error.reason)
                     if not is_over(error):

@@ -87,6 +87,7 @@ class RolloutDesk:
                     output_token_count=seen.output_tokens,
                     repetition=seen.repetition,
                     cold=seen.cold,
+                    bucket=seen.bucket,
                 )
                 for seen in batch.observations
             ],

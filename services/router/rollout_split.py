@@ -20,16 +20,18 @@ SHADOW_STEP = -1
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The side that a request is on: of which rollout, which arm, in which step it was placed."""
+    """The side that a request is on: of which rollout, which arm, in which step it was placed, by which bucket."""
 
     rollout: str
     arm: Arm
     step: int
+    bucket: int = 0
 
 
-def choose(item: RolloutItem, tenant: str, unit: str) -> Arm:
-    """Returns the arm of a tenant's unit by its bucket."""
-    return arm_of(bucket_of(item.salt, tenant, unit), item.share_basis_points)
+def choose(item: RolloutItem, tenant: str, unit: str) -> tuple[Arm, int]:
+    """Returns the arm of a tenant's unit, and the bucket that says so."""
+    bucket = bucket_of(item.salt, tenant, unit)
+    return arm_of(bucket, item.share_basis_points), bucket
 
 
 def revision_of(item: RolloutItem, arm: Arm) -> str:

@@ -49,11 +49,12 @@ class Shadows:
         revision = self._catalog.view.revisions.get(item.to_revision_id)
         if revision is None or revision.state != "ACTIVE" or not self._spare(job.base.base_model):
             return job
+        bucket = job.side.bucket if job.side is not None else 0
         copy = dataclasses.replace(
             job,
             id=uuid.uuid4().hex,
             revision=revision,
-            side=Side(item.name, "new", SHADOW_STEP),
+            side=Side(item.name, "new", SHADOW_STEP, bucket),
             account=item.name,
             weight=WEIGHT,
             priority=LOWEST_PRIORITY,
@@ -62,7 +63,7 @@ class Shadows:
         task = asyncio.create_task(self._run(copy))
         self._copies.add(task)
         task.add_done_callback(self._copies.discard)
-        return dataclasses.replace(job, side=Side(item.name, "control", SHADOW_STEP))
+        return dataclasses.replace(job, side=Side(item.name, "control", SHADOW_STEP, bucket))
 
     async def stop(self) -> None:
         """Ends the copies that run."""

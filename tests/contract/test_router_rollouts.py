@@ -31,6 +31,8 @@ class FakeDesk(rollout_stubs.RolloutServiceServicer):
 
     away: bool = False
     lose_answers: int = 0
+    ended: bool = False
+    calls: int = 0
     readiness: list[rpb.ReportReadinessRequest] = field(default_factory=list)
     probes: list[rpb.ReportProbeRequest] = field(default_factory=list)
     reports: dict[int, rpb.ReportObservationsRequest] = field(default_factory=dict)
@@ -52,6 +54,9 @@ class FakeDesk(rollout_stubs.RolloutServiceServicer):
 
     async def ReportObservations(self, request, context) -> rpb.ReportObservationsResponse:
         self._open()
+        self.calls += 1
+        if self.ended:
+            return rpb.ReportObservationsResponse()
         self.repeated += request.sequence in self.reports
         self.reports.setdefault(request.sequence, request)
         if self.lose_answers:
@@ -166,6 +171,8 @@ async def test_the_split_is_the_hashs_and_each_answer_names_its_arm(stage: Stage
     await eventually(lambda: sum(len(stage.desk.seen(arm, 2)) for arm in ("new", "control", "old")) == 40)
     for arm in ("new", "control", "old"):
         assert len(stage.desk.seen(arm)) == arms.count(arm) > 0
+    buckets = {bucket_of(SALT, "acme", f"session/{s}") for s in sessions if answers[s].rollout_arm == "new"}
+    assert {seen.bucket for seen in stage.desk.seen("new")} == buckets
     seen = stage.desk.seen("new")[0]
     assert seen.ok
     assert seen.output_token_count == 3
@@ -221,6 +228,19 @@ async def test_what_is_observed_survives_a_registry_that_is_away_and_counts_once
     assert (second.ok, second.error_reason) == (False, "NON_FINITE_LOGITS")
     await eventually(lambda: stage.desk.repeated >= 2)
     assert sorted(stage.desk.reports) == list(range(1, len(stage.desk.reports) + 1))
+
+
+async def test_a_registry_that_takes_nothing_any_more_is_told_once(stage: Stage) -> None:
+    """A rollout has ended there, and the router has not heard of it yet."""
+    await stage.rollout("SPLITTING", share=10_000)
+    stage.desk.ended = True
+    await stage.ask()
+    await eventually(lambda: stage.desk.calls)
+    await asyncio.sleep(0.3)
+    assert stage.desk.calls == 1
+    stage.desk.ended = False
+    await stage.ask()
+    await eventually(lambda: stage.desk.seen("new"))
 
 
 async def test_a_shadow_copies_only_into_spare_room_and_tells_the_caller_nothing(stage: Stage) -> None:

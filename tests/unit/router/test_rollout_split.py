@@ -21,7 +21,7 @@ def at(share: int) -> RolloutItem:
 
 def ask(known: Conversations, share: int, session: str, now: float = 0.0) -> str:
     item = at(share)
-    arm = choose(item, "acme", f"session/{session}")
+    arm, _ = choose(item, "acme", f"session/{session}")
     return known.settle(item, arm, tenant="acme", session=session, now=now)
 
 
