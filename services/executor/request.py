@@ -238,6 +238,16 @@ class Request:
         return len(self.given) + len(self.output)
 
     @property
+    def usage(self) -> Usage:
+        """What it has used so far."""
+        return Usage(
+            prompt_tokens=len(self.spec.prompt),
+            output_tokens=len(self.output),
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            preemptions=self.preemptions,
+        )
+
+    @property
     def pending(self) -> int:
         """Known tokens whose keys and values are not computed yet; 1 in steady decoding."""
         return self.length - self.computed

@@ -36,7 +36,6 @@ from services.executor.request import (
     Started,
     State,
     Tokens,
-    Usage,
     in_order,
 )
 from services.executor.spec_check import check_spec
@@ -318,17 +317,11 @@ class Scheduler:
         request.move(Move.END, cause=reason)
         self._tables.drop(request)
         del self._by_id[request.spec.request_id]
-        usage = Usage(
-            prompt_tokens=len(request.spec.prompt),
-            output_tokens=len(request.output),
-            prefix_hit_tokens=request.prefix_hit_tokens,
-            preemptions=request.preemptions,
-        )
         self._events.append(
             Ended(
                 request_id=request.spec.request_id,
                 reason=reason,
-                usage=usage,
+                usage=request.usage,
                 kernel_path=request.kernel_path,
                 distinct_adapters=request.distinct_adapters,
                 batch_rows=request.batch_rows,

@@ -135,7 +135,7 @@ class ExecutorService:
         if self._device is None:
             return
         engine, seen = self._device.engine, self._registry.seen()
-        measure.sample(engine.state(), engine.take_steps(), base_bytes=self._base_bytes)
+        measure.sample(engine.state(), engine.meter.take(), base_bytes=self._base_bytes)
         telemetry.gauge(metrics.CATALOG_EPOCH, self._registry.epoch)
         telemetry.gauge(metrics.LOADS_OPEN, self._berths.loading if self._berths is not None else 0)
         if seen is not None:

@@ -43,13 +43,15 @@ def measured(kind: Literal["load", "intake"], stage: str, clock: Clock) -> Itera
             )
 
 
-def looked(tier: Literal["HOST", "DISK", "STORE"], *, hit: bool) -> None:
-    """Counts a look for bytes in a tier."""
+def looked(tier: Literal["HOST", "DISK", "STORE"], *, hit: bool) -> bool:
+    """Counts a look for bytes in a tier, and returns whether it found them."""
     telemetry.count(metrics.LOOKUPS, tier=tier, result="hit" if hit else "miss")
+    return hit
 
 
-def fetched(tier: str, size_bytes: int, *, has_disk: bool) -> None:
-    """Counts bytes that were fetched into memory from `tier`, STORE or DISK."""
+def fetched(stage: Stage, tier: str, size_bytes: int, *, has_disk: bool) -> None:
+    """Notes and counts bytes that a stage fetched into memory from `tier`, STORE or DISK."""
+    stage.tier, stage.size_bytes = tier, size_bytes
     if has_disk:
         looked("DISK", hit=tier == "DISK")
     if tier == "STORE":

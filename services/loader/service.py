@@ -64,8 +64,7 @@ class LoaderService:
         self._config = config
         self._store = store
         self._registry = registry
-        self._trust = trust
-        self._clock = clock
+        self._trust, self._clock = trust, clock
         trusted = trust.keys("registry")
         node = config.node
         resolver = Resolver(registry, trusted)

@@ -114,9 +114,7 @@ class HostLoader:
         if self._tier.find(digest) is None:
             await self._registry.require_fresh()
         self._tier.revive(digest)
-        hit = self._tier.find(digest) is not None
-        looked("HOST", hit=hit)
-        if hit:
+        if looked("HOST", hit=self._tier.find(digest) is not None):
             yield self._grant(resolved, holder)
             return
         why = self._bad.find(digest, now=self._clock.monotonic())
@@ -281,8 +279,7 @@ class HostLoader:
                     case LoadState.FETCH:
                         self._reserve(load)
                         await asyncio.to_thread(fetch, load, self._store, self._disk)
-                        found.tier, found.size_bytes = load.tier, load.size_bytes
-                        fetched(load.tier, load.size_bytes, has_disk=self._disk is not None)
+                        fetched(found, load.tier, load.size_bytes, has_disk=self._disk is not None)
                     case LoadState.VERIFY:
                         await asyncio.to_thread(verify, load, self._disk)
                     case LoadState.STAGE_HOST:

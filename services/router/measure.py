@@ -159,9 +159,7 @@ class Meter:
         executors = self._dispatch.members.view().executors
         out = [f"{executor.name} {executor.why_not}" for executor in executors if not executor.serving]
         if not executors:
-            return Finding(
-                "WARNING", "none are configured", "list them in the router's configuration"
-            )
+            return Finding("WARNING", "none are configured", "list them in the router's configuration")
         if not out:
             return Finding("GOOD", f"{len(executors)} of {len(executors)} serve")
         state: State = "BAD" if len(out) == len(executors) else "WARNING"

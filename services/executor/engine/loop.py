@@ -25,7 +25,7 @@ from services.executor.engine.state import EngineState, read_state
 from services.executor.plan import Plan
 from services.executor.request import Event, FinishReason, RefusalReason, Refused, RequestSpec
 from services.executor.scheduler import Scheduler
-from services.executor.step_meter import StepMeter, StepNote
+from services.executor.step_meter import StepMeter
 
 _T = TypeVar("_T")
 _WHOLE = 2**62  # a budget for all there is
@@ -71,7 +71,7 @@ class Engine:
         self._modes = Modes(runner, adapters, dedicated=self._options.dedicated, forget_keys=forget)
         self._thread: threading.Thread | None = None
         self._stirred = self._working = self._stopping = self._draining = self._failed = False
-        self._meter = StepMeter()
+        self.meter = StepMeter()
         self._tokens_out = self._turn = 0
 
     @property
@@ -186,12 +186,8 @@ class Engine:
         """Return a snapshot of the books."""
         with self._lock:
             flags = {"failed": self._failed, "draining": self._draining, "open_requests": len(self._open)}
-            made = {"totals": self._meter.totals, "tokens_out": self._tokens_out}
+            made = {"totals": self.meter.totals, "tokens_out": self._tokens_out}
             return read_state(self._scheduler, self._adapters, self._loads, modes=self._modes, **flags, **made)
-
-    def take_steps(self) -> list[StepNote]:
-        """Return the steps that have run since the last call, at most step_meter.MAX_NOTES of them."""
-        return self._meter.take()
 
     def turn(self) -> int | None:
         """Return which turn the device thread is in, None between turns. No lock: a stuck turn may hold it."""
@@ -269,7 +265,7 @@ class Engine:
             self._on_fault(error)
             return self._scheduler.fault(plan)
         with self._lock:
-            self._meter.note(plan, result, took_s=self._clock() - began, adapter_bytes=self._adapters.size_bytes)
+            self.meter.note(plan, result, took_s=self._clock() - began, adapter_bytes=self._adapters.size_bytes)
             self._tokens_out += sum(row.token is not None for row in result.rows)
             return self._scheduler.commit(plan, result, now=self._clock())
 
