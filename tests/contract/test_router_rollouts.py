@@ -199,6 +199,41 @@ async def test_a_rollback_is_every_new_request_at_once_and_no_running_one(stage:
     print(f"rollback seen by the router after {seen_s * 1000:.1f} ms")
 
 
+async def test_whoever_is_away_in_a_step_is_waited_for(stage: Stage) -> None:
+    """The registry before readiness and probe are told, an executor before it is probed: told once they are back."""
+    stage.desk.away = True
+    await stage.rollout("PRELOADING")
+    await eventually(lambda: all(e.preloaded for e in stage.world.executors.values()))
+    assert not stage.desk.readiness
+    stage.desk.away = False
+    await eventually(lambda: {r.executor for r in stage.desk.readiness if r.ready} == {"e0", "e1"})
+    await stage.world.stop_server("e1")
+    stage.desk.away = True
+    prompts = [rpb.RolloutPrompt(token_ids={"ids": [5, 6, 7]})]
+    await stage.rollout("PROBING", golden_prompts=prompts)
+    await asyncio.sleep(0.3)
+    stage.desk.away = False
+    await eventually(lambda: {p.executor for p in stage.desk.probes if not p.failure_reason} == {"e0"}, 10.0)
+    await stage.world.start_executor("e1")
+    await eventually(lambda: {p.executor for p in stage.desk.probes if not p.failure_reason} == {"e0", "e1"}, 10.0)
+
+
+async def test_a_router_that_starts_anew_splits_as_before_and_goes_on(stage: Stage) -> None:
+    await stage.rollout("SPLITTING", share=3000, step=1)
+    sessions = [f"chat-{i}" for i in range(12)]
+    before = [(await stage.ask(session)).rollout_arm for session in sessions]
+    await stage.world.router.stop()
+    told = len(stage.desk.seen("new"))
+    assert told == before.count("new"), "what was observed is told before it ends"
+    routers = {report.router for report in stage.desk.readiness}
+    stage.desk.reports.clear()
+    await stage.world.start_router()
+    assert [(await stage.ask(session)).rollout_arm for session in sessions] == before
+    await eventually(lambda: len(stage.desk.seen("new")) == told)
+    assert min(stage.desk.reports) == 1
+    await eventually(lambda: {report.router for report in stage.desk.readiness} > routers)
+
+
 async def test_a_new_revision_that_cannot_serve_leaves_everybody_with_the_old_one(stage: Stage) -> None:
     await stage.rollout("SPLITTING", share=10_000)
     assert (await stage.ask()).revision_id == stage.new
