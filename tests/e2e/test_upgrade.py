@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,12 +132,22 @@ def upkeep(stack: Stack, command: str, *arguments: str) -> subprocess.CompletedP
 
 def replace_database(stack: Stack, backup: Path) -> None:
     """Loses the registry's database and puts the backup in its place, as an operator would."""
+    os.kill(stack.processes()["registry"], signal.SIGKILL)
     database = stack.data / "registry"
     shutil.rmtree(database)
     database.mkdir(mode=0o700)
     done = upkeep(stack, "restore", str(backup))
     assert done.returncode == 0, done.stderr
     assert stack.cli("dev", "restart", "registry").code == 0
+
+
+def publish_soon(stack: Stack, bundle: Path) -> None:
+    """Publishes and asks, by a loader and executors that may have to find the registry again first."""
+    named = ("--tenant", "acme", "--name", "late", "--base", "tiny", "--approve", "--alias", "prod")
+    register = ("adapter", "register", str(bundle), *named, "--json")
+    wait_until(lambda: stack.cli(*register).code == 0, within_s=40, what="the publication")
+    generate = ("generate", "a", "--tenant", "acme", "--adapter", "late", "--max-tokens", "2")
+    wait_until(lambda: stack.cli(*generate).code == 0, within_s=40, what="an answer of what was published")
 
 
 def test_a_lost_database_is_restored_and_an_older_story_is_believed_only_when_somebody_says_so(
@@ -153,18 +162,22 @@ def test_a_lost_database_is_restored_and_an_older_story_is_believed_only_when_so
     assert fleet.ok("log", "verify")
 
     # What happened after the backup is lost with the database, and the peers have seen that it was there.
-    publish(fleet, world_dir / "bundles" / "alpha_64", "acme", "late")
-    time.sleep(1.5)
+    publish_soon(fleet, world_dir / "bundles" / "alpha_64")
+    replace_database(fleet, backup)
+    alarm = fleet.cli("log", "peers")
+    assert alarm.code == 1
+    assert "ALARM" in alarm.out
     for name in ("loader", "tiny-0", "tiny-1"):
         assert fleet.cli("dev", "restart", name).code == 0
-    replace_database(fleet, backup)
-    with Client.local(fleet.data, tenant="acme", timeout=20) as client:
-        with pytest.raises(LoraportError) as refused:
-            ask(client, "steady")
-        assert refused.value.reason in ("CHECKPOINT_ROLLBACK", "CHECKPOINT_STALE", "LOG_SPLIT_VIEW"), refused.value
+    with Client.local(fleet.data, tenant="acme", timeout=20) as client, pytest.raises(LoraportError) as refused:
+        ask(client, "steady")
+    # A user is told an incident, which the operator finds in the router's log.
+    incident = str(refused.value).rsplit(" ", 1)[-1]
+    told = [line for line in (fleet.data / "logs" / "router.log").read_text().splitlines() if incident in line]
+    assert "CHECKPOINT_ROLLBACK" in "".join(told), refused.value
 
     for name in ("loader", "tiny-0", "tiny-1"):
         (fleet.data / "state" / f"{name}.json").unlink()
         assert fleet.cli("dev", "restart", name).code == 0
     assert expected(fleet) == before
-    assert publish(fleet, world_dir / "bundles" / "alpha_64", "acme", "late")["version"] == 1
+    publish_soon(fleet, world_dir / "bundles" / "alpha_64")
