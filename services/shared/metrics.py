@@ -157,7 +157,7 @@ QUEUE_RESIDENCE = _metric(
     labels=_labels(tenant_class=_TENANT_CLASS), buckets=_SLOW,
 )  # fmt: skip
 ANSWERED = _metric(
-    ("router",), "counter", "router.answered", "Requests that an executor began, with the resolved revision or another.",
+    ("router",), "counter", "router.answered", "Requests that an executor began, with the right revision or another.",
     labels=_labels(revision={"right", "wrong"}),
 )  # fmt: skip
 ACCEPTED = _metric(
