@@ -149,24 +149,24 @@ def median(outcomes: list[Outcome], state: State = State.ROLLED_BACK) -> float:
 
 
 def figures(count: int, seed: int) -> Iterator[Figure]:
-    """Plays everything; `count` rollouts of identical revisions, a third as many of every other kind."""
+    """Plays everything; `count` rollouts of identical revisions, a quarter as many of every other kind."""
     same = many(count, seed, Traffic())
     peeking = 100.0 * sum(item.naive for item in same) / len(same)
     yield _at_most("identical, rolled back", share(same), peeking, 1.0, "%")
     yield _at_least("identical, promoted", share(same, state=State.RETAINING), 100.0, 95.0, "%")
     yield _at_most("identical, to the flip", median(same, State.RETAINING), 4 * 200.0, MOST, "req")
-    alike = many(count // 3, seed + 1, Traffic(session=8, alike=0.3))
+    alike = many(count // 4, seed + 1, Traffic(session=8, alike=0.3))
     yield _at_most("same, conversations of 8", share(alike), peeking, 1.0, "%")
-    broken = many(count // 3, seed + 2, Traffic(base_errors=0.05, errors=0.05))
+    broken = many(count // 4, seed + 2, Traffic(base_errors=0.05, errors=0.05))
     yield _at_most("same, 5 % of all fail", share(broken), peeking, 1.0, "%")
-    slow = many(count // 3, seed + 3, Traffic(slow=1.25), most=MOST)
+    slow = many(count // 4, seed + 3, Traffic(slow=1.25), most=MOST)
     yield _at_most("25 % slower, caught after", median(slow), 200.0, 400.0, "req")
     yield _at_least("25 % slower, within 400", share(slow, within=400), 100.0, 80.0, "%")
     yield _at_least("25 % slower, ever", share(slow), 100.0, 100.0, "%")
-    tenth = many(count // 3, seed + 4, Traffic(slow=1.10), most=MOST)
+    tenth = many(count // 4, seed + 4, Traffic(slow=1.10), most=MOST)
     yield _at_least("10 % slower, within 4,000", share(tenth, within=MOST), 85.0, 80.0, "%")
     yield _at_most("10 % slower, promoted", share(tenth, state=State.RETAINING), 0.0, 5.0, "%")
-    failing = many(count // 3, seed + 5, Traffic(errors=0.06), most=MOST)
+    failing = many(count // 4, seed + 5, Traffic(errors=0.06), most=MOST)
     yield _at_most("5 points more errors, after", median(failing), 100.0, 400.0, "req")
     yield _at_least("5 points more, within 1,000", share(failing, within=1000), 100.0, 95.0, "%")
 

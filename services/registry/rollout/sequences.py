@@ -100,11 +100,13 @@ class Grouped:
     @property
     def likeness(self) -> float:
         """By what factor the variance of the mean is larger than that; 1 where there are too few groups to say."""
-        groups = [(count, total) for count, total in zip(self.counts, self.sums, strict=True) if count]
-        if len(groups) < MIN_GROUPS:
+        groups = len(self.counts) - self.counts.count(0)
+        if groups < MIN_GROUPS:
             return 1.0
-        spread = sum((total - count * self.mean) ** 2 for count, total in groups)
-        found = spread * len(groups) / (len(groups) - 1) / self.count**2
+        mean = self.moments.mean
+        # An empty group adds nothing.
+        spread = sum([(total - count * mean) ** 2 for count, total in zip(self.counts, self.sums, strict=True)])
+        found = spread * groups / (groups - 1) / self.moments.count**2
         return found / self.mean_variance
 
 
