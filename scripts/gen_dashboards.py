@@ -202,6 +202,7 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
             Panel("Calls by code", "reqps", ((rate("loraport_rpc_duration_seconds_count", "code"), "{{code}}"),)),
             Panel("Checkpoint age", "s", (("max by (job) (loraport_checkpoint_age_seconds)", "{{job}}"),)),
             Panel("Catalog epoch", "short", (("min by (job) (loraport_catalog_epoch)", "{{job}}"),)),
+            Panel("Rollouts", "short", (("max by (state) (loraport_registry_rollouts)", "{{state}}"),)),
             Panel("Event loop lag, p99", "s", ((quantile(0.99, "loraport_loop_lag_seconds", "job"), "{{job}}"),)),
             Panel(
                 "Revisions and log",

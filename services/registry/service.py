@@ -1,6 +1,7 @@
 """The registry as a process: builds the parts, migrates, serves, follows the epoch, drains."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import structlog
@@ -37,6 +38,7 @@ from services.registry.servicers.log import LogServicer
 from services.registry.servicers.rollout import RolloutServicer
 from services.registry.servicers.tenant import TenantServicer
 from services.registry.servicers.trust import TrustServicer
+from services.registry.store import rollouts
 from services.registry.store.database import Database
 from services.registry.store.migrate import upgrade
 from services.registry.store.revisions import count_states
@@ -166,13 +168,15 @@ class RegistryService:
             telemetry.gauge(metrics.LOG_SIZE, last.tree_size)
         if self._counted_epoch != self._hub.epoch:  # counting reads the index of all revisions
             self._counted_epoch = self._hub.epoch
-            counts = await run_blocking(self._count_states)
+            revisions, running = await run_blocking(self._count_states)
             for state in metrics.REGISTRY_REVISIONS.labels["state"]:
-                telemetry.gauge(metrics.REGISTRY_REVISIONS, counts.get(state, 0), state=state)
+                telemetry.gauge(metrics.REGISTRY_REVISIONS, revisions.get(state, 0), state=state)
+            for state in metrics.ROLLOUTS.labels["state"]:
+                telemetry.gauge(metrics.ROLLOUTS, running[state], state=state)
 
-    def _count_states(self) -> dict[str, int]:
+    def _count_states(self) -> tuple[dict[str, int], Counter[str]]:
         with self._database.read() as view:
-            return count_states(view)
+            return count_states(view), Counter(row.position.state.value for row in rollouts.running(view))
 
     def _checks(self) -> dict[str, checks.Check]:
         async def database() -> Finding:

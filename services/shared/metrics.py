@@ -286,6 +286,10 @@ HOST_ENTRIES = _metric(("loader",), "gauge", "loader.host.entries", "Sealed revi
 REGISTRY_REVISIONS = _metric(
     ("registry",), "gauge", "registry.revisions", "Revisions, by state.", labels=_labels(state=_REVISION_STATES)
 )
+ROLLOUTS = _metric(
+    ("registry",), "gauge", "registry.rollouts", "Rollouts that have not ended, by where they are.",
+    labels=_labels(state={"PRELOADING", "PROBING", "SHADOWING", "SPLITTING", "PAUSED", "RETAINING"}),
+)  # fmt: skip
 LOG_SIZE = _metric(("registry",), "gauge", "registry.log.leaves", "Leaves of the newest signed log.")
 CALLS_REFUSED = _metric(
     ("registry",), "counter", "registry.calls.refused", "Calls refused before their handler.",

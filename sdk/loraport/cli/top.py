@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,9 @@ Every = Annotated[float, typer.Option("--every", min=0.5, max=60.0, help="Second
 # Rows of a section; what is more is counted.
 MAX_ROWS = 12
 BAR = 20
+# Rollouts that are looked through, newest first.
+MAX_ROLLOUTS = 200
+ENDED = ("SUCCEEDED", "ROLLED_BACK", "ABORTED")
 
 
 def top(data: Data = DEFAULT_DATA, once: Once = False, every: Every = 2.0, as_json: Json = False) -> None:
@@ -145,18 +149,23 @@ def _loads(presence: Any) -> list[dict[str, Any]]:
 
 
 def _rollouts(admin: Any) -> list[dict[str, Any]]:
-    """The rollouts that run, as far as this registry has any."""
-    ask = getattr(admin, "list_rollouts", None)
-    if ask is None:
-        return []
-    return [
-        {
-            "name": one.name,
-            "state": type(one).State.Name(one.state).removeprefix("STATE_"),
-            "percent": getattr(one, "percent", None),
-        }
-        for one in ask()
-    ]
+    """The rollouts that have not ended."""
+    from loraport.registry.v1.rollout_service_pb2 import Rollout
+
+    found = []
+    for one in islice(admin.rollouts.list(), MAX_ROLLOUTS):
+        state = Rollout.State.Name(one.state).removeprefix("STATE_")
+        if state not in ENDED:
+            found.append(
+                {
+                    "name": "/".join(one.name.split("/")[1::2]),
+                    "alias": one.alias,
+                    "state": state,
+                    "share_percent": one.share_percent,
+                    "hold_reason": one.hold_reason,
+                }
+            )
+    return found
 
 
 def _router(metrics: Any) -> dict[str, Any]:
@@ -190,7 +199,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield from _section("TENANT", found["queues"], _queue_line, "nobody has asked for anything yet")
     yield from _section("RESIDENT", found["residency"], _resident_line, "no adapter is on a device")
     yield from _section("LOAD", found["loads"], _load_line, "nothing is being loaded")
-    yield from _section("ROLLOUT", found["rollouts"], lambda row: f"{row['name']}  {row['state']}", "none runs")
+    yield from _section("ROLLOUT", found["rollouts"], _rollout_line, "none runs")
 
 
 def _headline(router: dict[str, Any]) -> str:
@@ -253,3 +262,8 @@ def _resident_line(row: dict[str, Any]) -> str:
 
 def _load_line(row: dict[str, Any]) -> str:
     return f"{row['weights_digest'][:19]}  {row['stage']}, {row['waiter_count']} wait"
+
+
+def _rollout_line(row: dict[str, Any]) -> str:
+    held = f", held: {row['hold_reason']}" if row["hold_reason"] else ""
+    return f"{row['name']:50.50} {row['alias']}: {row['state']} at {row['share_percent']:g} %{held}"
