@@ -13,7 +13,7 @@ TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 # CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
 TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test test-kernels fuzz check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies bench-rollout compose-test clean
+.PHONY: help setup demo test test-kernels fuzz check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies bench-router bench-rollout compose-test clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-gpu: setup ## check and time the Triton kernels on this machine's GPU (8 m
 
 bench-rollout: setup ## judge the judge of rollouts on a simulated clock: false rollbacks, and what it catches how soon
 	@$(BIN)/python -m bench.rollout
+
+bench-router: setup ## measure a real router process between peers that compute nothing (about 1 minute)
+	@$(BIN)/python -m bench.router
 
 bench-policies: setup ## judge fairness, eviction and placement on a simulated clock (LORAPORT_TRACES: public traces)
 	@$(BIN)/python -m bench.policies

@@ -367,6 +367,10 @@ class AdminClient:
         """Returns what every tenant has been charged, the bound on their spread, and the newest admissions."""
         return self._router.call(self._fleet.GetFairness, router_admin_service_pb2.GetFairnessRequest())
 
+    def capacity(self) -> router_admin_service_pb2.Capacity:
+        """Returns what was asked of every adapter pool of late, and whether the active sets fit."""
+        return self._router.call(self._fleet.GetCapacity, router_admin_service_pb2.GetCapacityRequest())
+
     def queues(self) -> list[router_admin_service_pb2.TenantQueue]:
         """Returns the queues of all tenants that have requests queued or running."""
         return list(self._router.call(self._fleet.ListQueues, router_admin_service_pb2.ListQueuesRequest()).queues)

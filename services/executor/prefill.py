@@ -16,6 +16,8 @@ from dataclasses import dataclass
 EQUAL = 16
 # In this time what was computed loses half of its weight.
 HALF_LIFE_S = 10.0
+# Who had nothing computed for so long comes back.
+RETURNS_S = 1.0
 # Who had nothing computed for so long is forgotten: what it had counts for less than a fiftieth by then.
 KNOWN_S = 60.0
 # Whoever had more than so many times its equal part fills a step to one in so many of its tokens, no further.
@@ -58,6 +60,8 @@ class PrefillShares:
         if not prompts or budget < 1:
             return [0] * len(prompts)
         self._forget(now)
+        for prompt in prompts:
+            self._lift(prompt.tenant, now)
         spare = budget - max(1, budget // FILL)
         part = max(1, budget // (EQUAL * len(prompts)))
         shares = []
@@ -73,10 +77,23 @@ class PrefillShares:
             self._count(prompt.tenant, share, now)
         return shares
 
-    def _count(self, tenant: Hashable, tokens: int, now: float) -> None:
+    def _count(self, tenant: Hashable, tokens: float, now: float) -> None:
         self._had[tenant] = (self._of_late(tenant, now) + tokens, now)
         self._had.move_to_end(tenant)
         self._all = (_decayed(self._all, now) + tokens, now)
+
+    def _lift(self, tenant: Hashable, now: float) -> None:
+        """Who comes back had no less than the least of those that are at work: idle time is no credit."""
+        if self._had.get(tenant, (0.0, -RETURNS_S))[1] > now - RETURNS_S:
+            return
+        at_work = []
+        for other, (_, at) in reversed(self._had.items()):
+            if at <= now - RETURNS_S:
+                break
+            at_work.append(self._of_late(other, now))
+        missing = min(at_work, default=0.0) - self._of_late(tenant, now)
+        if missing > 0:
+            self._count(tenant, missing, now)
 
     def _forget(self, now: float) -> None:
         while self._had and (oldest := next(iter(self._had.values())))[1] < now - KNOWN_S:

@@ -7,6 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from loraport.router.v1 import router_admin_service_pb2 as pb
 from loraport.router.v1 import router_admin_service_pb2_grpc as stubs
+from services.router.capacity_view import capacity_to_proto
 from services.router.catalog_view import not_found
 from services.router.dispatch import Dispatch
 from services.router.fleet import Fleet
@@ -82,6 +83,9 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
                 for story in self._dispatch.stories
             ],
         )
+
+    async def GetCapacity(self, request: pb.GetCapacityRequest, context: Any) -> pb.Capacity:
+        return capacity_to_proto(self._dispatch, self._clock.monotonic())
 
     async def ExplainPlacement(self, request: pb.ExplainPlacementRequest, context: Any) -> pb.ExplainPlacementResponse:
         wish = self._wish(request)

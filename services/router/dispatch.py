@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.router.capacity import Pool, PoolNeeds
 from services.router.fair_queue import FairQueue, Turn, Waiting
 from services.router.ledger import Bill, Ledger
 from services.router.locality import Locality
@@ -128,6 +129,7 @@ class Dispatch:
         self.prices = prices
         self.locality = locality or Locality()
         self.popularity = Popularity(most=len(members.view().executors))
+        self.needs = PoolNeeds()
         self.stories: deque[Story] = deque(maxlen=MAX_STORIES)
         # Revision → the tenant that used it last, for what its idle room costs.
         self._users: dict[str, str] = {}
@@ -142,10 +144,11 @@ class Dispatch:
 
     def next(self, now: float) -> Grant | None:
         """Takes the next request that can go now; None when there is none."""
-        view = self.members.view()
         if not len(self.queue):
-            return None
-        turn = self.queue.take(view.bases_with_room(), lambda request: self._place(request, now), now=now)
+            return None  # before the fleet is looked at: that costs, and most changes find nobody waiting
+        turn = self.queue.take(
+            self.members.view().bases_with_room(), lambda request: self._place(request, now), now=now
+        )
         return self._grant(turn, now) if turn is not None else None
 
     def move(self, grant: Grant, excluded: frozenset[str], *, now: float) -> bool:
@@ -180,6 +183,11 @@ class Dispatch:
             last=self.locality.last(request.tenant, request.revision_id, request.session),
             replicas=self.popularity.replicas(request.revision_id, now) if request.revision_id else 1,
         )
+
+    def pools(self, now: float) -> list[Pool]:
+        """Returns every executor's pool beside what it was asked for of late."""
+        executors = self.members.view().executors
+        return [Pool(e.name, e.base_model, e.page_count, self.needs.need(e.name, now)) for e in executors]
 
     def prices_of(self, request: Waiting) -> Prices:
         """Returns the prices that a request is charged at."""
@@ -231,6 +239,10 @@ class Dispatch:
         self.locality.served(request.tenant, request.revision_id, request.session, placed.executor)
         if request.revision_id:
             self._users[request.revision_id] = request.tenant
+            pages = self.members.executor(placed.executor).pages_for(request.rank)
+            self.needs.used(
+                placed.executor, request.revision_id, tenant=request.tenant, pages=pages, cold=placed.cold, now=now
+            )
         return self.members.begin(
             placed.executor,
             request.revision_id,

@@ -47,6 +47,17 @@ class Popularity:
         self._roll(record, int(now // WINDOW_S))
         return record.replicas
 
+    def homes(self, now: float) -> dict[str, int]:
+        """Returns the revisions that should have several homes, and how many."""
+        return {key: count for key in list(self._records) if (count := self.replicas(key, now)) > 1}
+
+    def restore(self, homes: dict[str, int], now: float) -> None:
+        """Takes over what was known before this process; of a revision that was asked for since, only more homes."""
+        for key, count in homes.items():
+            if len(self._records) < MAX_KNOWN:
+                record = self._records.setdefault(key, _Record(int(now // WINDOW_S)))
+                record.replicas = max(record.replicas, min(self._most, count))
+
     def _roll(self, record: _Record, window: int) -> None:
         """Judges the windows that have ended."""
         while record.window < window:

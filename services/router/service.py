@@ -21,6 +21,7 @@ from services.router.exchange import Exchange
 from services.router.executor_client import ExecutorClient
 from services.router.fair_queue import FairQueue
 from services.router.fleet import Fleet
+from services.router.gauges import Gauges
 from services.router.issuers import IssuerKeys
 from services.router.ledger import Ledger
 from services.router.measure import Meter
@@ -86,6 +87,9 @@ class RouterService:
         dispatch = _dispatch(config)
         self._fleet = self._make_fleet({name: channel for name, (_, channel) in executors.items()}, dispatch)
         self._exchange = Exchange(self._board, SharedWork(dispatch.ledger, router=uuid.uuid4().hex), clock=self._clock)
+        self._gauges = Gauges(
+            self._board, dispatch.needs, dispatch.popularity, router=uuid.uuid4().hex, clock=self._clock
+        )
         self._admission = Admission(dispatch, clock=self._clock, executor_wait_s=config.executor_wait_s)
         relays = RelayParts(
             self._admission, self._fleet, signing_key, self._clock, config.life.max_request_s, config.life.max_unread_s
@@ -175,6 +179,7 @@ class RouterService:
         self._admission.start()
         self._quota_board.start()
         self._exchange.start()
+        self._gauges.start()
         self._agent.start()
         await self._user.start(serving=False)
         await self._admin.start()
@@ -191,6 +196,7 @@ class RouterService:
         await self._checker.stop()
         await self._admission.stop()
         await self._exchange.stop()
+        await self._gauges.stop()
         await self._fleet.stop()
         await self._bases.stop()
         await self._catalog.stop()
@@ -203,7 +209,15 @@ class RouterService:
         A router that no longer follows the catalog or its executors must not look alive.
         """
         catalog = asyncio.create_task(self._catalog.failed())
-        background = (self._fleet, self._bases, self._admission, self._exchange, self._quota_board, self._agent)
+        background = (
+            self._fleet,
+            self._bases,
+            self._admission,
+            self._exchange,
+            self._gauges,
+            self._quota_board,
+            self._agent,
+        )
         tasks = {catalog, *(task for part in background for task in part.tasks)}
         await first_ended(tasks)
 

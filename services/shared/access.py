@@ -81,6 +81,7 @@ POLICIES = MappingProxyType(
             (
                 "ListQueues",
                 "GetFairness",
+                "GetCapacity",
                 "ExplainPlacement",
                 "ListResidency",
                 "DrainExecutor",

@@ -12,7 +12,8 @@ from services.shared.residency import TTL_S, Notice, decode, encode, key
 log = structlog.get_logger()
 
 TIMEOUT_S = 0.5
-WORK_KEY, WORK_TTL_S = "loraport:work", 60
+WORK, WORK_TTL_S = "work", 60
+WORK_KEY = f"loraport:{WORK}"
 
 
 class Board:
@@ -51,32 +52,44 @@ class Board:
 
     async def put_work(self, router: str, report: bytes) -> bool:
         """Writes what a router charged; False when the board is away."""
+        return await self.put_report(WORK, router, report, ttl_s=WORK_TTL_S)
+
+    async def get_work(self) -> dict[str, bytes]:
+        """Returns the routers' reports that are there; an absent board gives none."""
+        return await self.get_reports(WORK)
+
+    async def drop_work(self, router: str) -> None:
+        """Removes the report of a router that is gone."""
+        await self.drop_report(WORK, router)
+
+    async def put_report(self, kind: str, router: str, report: bytes, *, ttl_s: int) -> bool:
+        """Writes a router's report of a kind; False when the board is away."""
         if self._client is None:
             return False
         try:
-            await self._client.hset(WORK_KEY, router, report)
-            await self._client.expire(WORK_KEY, WORK_TTL_S)
+            await self._client.hset(f"loraport:{kind}", router, report)
+            await self._client.expire(f"loraport:{kind}", ttl_s)
         except (ValkeyError, OSError) as error:
             return self._note(False, error)
         return self._note(True)
 
-    async def get_work(self) -> dict[str, bytes]:
-        """Returns the routers' reports that are there; an absent board gives none."""
+    async def get_reports(self, kind: str) -> dict[str, bytes]:
+        """Returns the routers' reports of a kind that are there; an absent board gives none."""
         if self._client is None:
             return {}
         try:
-            found = await self._client.hgetall(WORK_KEY)
+            found = await self._client.hgetall(f"loraport:{kind}")
         except (ValkeyError, OSError) as error:
             self._note(False, error)
             return {}
         self._note(True)
         return {name.decode(errors="replace"): report for name, report in found.items()}
 
-    async def drop_work(self, router: str) -> None:
-        """Removes the report of a router that is gone."""
+    async def drop_report(self, kind: str, router: str) -> None:
+        """Removes a router's report of a kind."""
         if self._client is not None:
             try:
-                await self._client.hdel(WORK_KEY, router)
+                await self._client.hdel(f"loraport:{kind}", router)
             except (ValkeyError, OSError) as error:
                 self._note(False, error)
 

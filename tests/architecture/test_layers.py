@@ -84,6 +84,7 @@ PURE = (
     "services.router.observations",
     "services.router.rollout_split",
     "services.router.placement",
+    "services.router.capacity",
     "services.router.popularity",
     "services.router.prices",
     "services.router.quota",

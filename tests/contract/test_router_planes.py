@@ -20,6 +20,7 @@ OPS = "spiffe://loraport.local/admin/ops"
 REQUESTS = {
     "ListQueues": apb.ListQueuesRequest(),
     "GetFairness": apb.GetFairnessRequest(),
+    "GetCapacity": apb.GetCapacityRequest(),
     "ExplainPlacement": apb.ExplainPlacementRequest(base_model="baseModels/tiny"),
     "ListResidency": apb.ListResidencyRequest(),
     "DrainExecutor": apb.DrainExecutorRequest(executor="e0"),

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,6 +81,11 @@ class SigningKey:
     """An Ed25519 private key in this process's memory: the signer of a key file. Its text form shows its id only."""
 
     private: Ed25519PrivateKey
+    # Reckoned once: a router signs hundreds of tickets a second, and each names its key.
+    _key_id: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_key_id", key_id(self.private.public_key()))
 
     @classmethod
     def generate(cls) -> "SigningKey":
@@ -125,7 +130,7 @@ class SigningKey:
     @property
     def key_id(self) -> str:
         """The id of the public key."""
-        return key_id(self.private.public_key())
+        return self._key_id
 
     @property
     def public_pem(self) -> bytes:
@@ -136,7 +141,7 @@ class SigningKey:
 
     def sign(self, data: bytes) -> tuple[str, bytes]:
         """Returns the key's id and its signature of `data`."""
-        return self.key_id, self.private.sign(data)
+        return self._key_id, self.private.sign(data)
 
     def __repr__(self) -> str:
         return f"SigningKey({self.key_id})"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from loraport.cli.views import DEFAULT_DATA, Data, Json, note, print_json, say
+from loraport.cli.views import DEFAULT_DATA, Data, Json, last_part, note, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from loraport.operations import Metrics
@@ -32,6 +32,38 @@ def cost(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
         print_json(row)
     else:
         _print(row)
+
+
+@app.command("capacity")
+def capacity(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
+    """Show whether the adapters in use fit the executors' pools. Exit code 1 when an active set no longer fits."""
+    from loraport.admin import AdminClient
+
+    with AdminClient.local(data) as admin:
+        found = admin.capacity()
+    bases = [
+        {"base": last_part(row.base_model)}
+        | {name: getattr(row, name) for name in ("active_count", "active_bytes", "pool_bytes", "fits", "verdict")}
+        for row in found.bases
+    ]
+    columns = (
+        "executor", "pool_bytes", "working_set_count", "working_set_bytes", "headroom_bytes", "load_count",
+        "reload_count",
+    )  # fmt: skip
+    executors = [
+        {name: getattr(row, name) for name in columns}
+        | {"thrashing": {last_part(tenant.tenant): tenant.reload_count for tenant in row.thrashing}}
+        for row in found.executors
+    ]
+    if as_json:
+        print_json({"window_s": found.window_s, "bases": bases, "executors": executors})
+    else:
+        say(f"what was asked for in the last {found.window_s:.0f} s")
+        for base in bases:
+            say(f"{base['base']}: {base['active_count']} adapters in use; {base['verdict']}")
+        print_rows(executors, as_json=False, columns=(*columns, "thrashing"), empty="no executors")
+    if not all(base["fits"] for base in bases):
+        raise typer.Exit(1)
 
 
 def cost_of(processes: Mapping[str, "Metrics"]) -> dict[str, Any]:

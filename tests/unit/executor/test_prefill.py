@@ -41,13 +41,22 @@ def test_prompts_take_a_part_of_a_step_in_which_rows_generate() -> None:
 
 def test_who_had_far_more_than_its_part_fills_half_a_step_while_others_are_at_work() -> None:
     shares, greedy = PrefillShares(), Prompt("greedy", 16_000)
-    assert [shares.divide([greedy], 512, now=0.0) for _ in range(4)] == [[512]] * 4
-    shares.divide([Prompt("other", 40)], 512, now=0.1)
-    assert shares.divide([greedy], 512, now=0.2) == [256]
+    shares.divide([Prompt("other", 40)], 512, now=0.0)
+    assert [shares.divide([greedy], 512, now=0.1) for _ in range(4)] == [[512], [256], [256], [256]]
     assert shares.divide([greedy, Prompt("other", 300)], 512, now=0.3) == [16, 300]
     assert shares.divide([greedy, Prompt("other", 100)], 512, now=0.4) == [156, 100]
     # Alone again, it takes all.
     assert shares.divide([greedy], 512, now=1.0 + KNOWN_S) == [512]
+
+
+def test_who_comes_back_brings_no_credit() -> None:
+    """Else whoever was idle and then asks for much would go before all who were at work."""
+    shares = PrefillShares()
+    for now in (0.0, 0.5, 1.0):
+        shares.divide([Prompt("busy", 400), Prompt("busier", 400)], 800, now=now)
+    crowd = [Prompt("back", 300)] * 10
+    first = shares.divide([*crowd, Prompt("busy", 200), Prompt("busier", 200)], 512, now=1.2)
+    assert first[-2:] == [200, 200]
 
 
 def test_what_was_long_ago_counts_little() -> None:

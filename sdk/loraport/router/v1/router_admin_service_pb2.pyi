@@ -213,3 +213,63 @@ class ApiKeyUse(_message.Message):
     key: str
     last_use_time: _timestamp_pb2.Timestamp
     def __init__(self, key: _Optional[str] = ..., last_use_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GetCapacityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Capacity(_message.Message):
+    __slots__ = ("window_s", "bases", "executors")
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    bases: _containers.RepeatedCompositeFieldContainer[BaseCapacity]
+    executors: _containers.RepeatedCompositeFieldContainer[ExecutorCapacity]
+    def __init__(self, window_s: _Optional[float] = ..., bases: _Optional[_Iterable[_Union[BaseCapacity, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorCapacity, _Mapping]]] = ...) -> None: ...
+
+class BaseCapacity(_message.Message):
+    __slots__ = ("base_model", "active_count", "active_bytes", "pool_bytes", "fits", "verdict")
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FITS_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    base_model: str
+    active_count: int
+    active_bytes: int
+    pool_bytes: int
+    fits: bool
+    verdict: str
+    def __init__(self, base_model: _Optional[str] = ..., active_count: _Optional[int] = ..., active_bytes: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., fits: _Optional[bool] = ..., verdict: _Optional[str] = ...) -> None: ...
+
+class ExecutorCapacity(_message.Message):
+    __slots__ = ("executor", "base_model", "pool_bytes", "working_set_count", "working_set_bytes", "headroom_bytes", "load_count", "reload_count", "thrashing")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKING_SET_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WORKING_SET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEADROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RELOAD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    THRASHING_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    base_model: str
+    pool_bytes: int
+    working_set_count: int
+    working_set_bytes: int
+    headroom_bytes: int
+    load_count: int
+    reload_count: int
+    thrashing: _containers.RepeatedCompositeFieldContainer[TenantReloads]
+    def __init__(self, executor: _Optional[str] = ..., base_model: _Optional[str] = ..., pool_bytes: _Optional[int] = ..., working_set_count: _Optional[int] = ..., working_set_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., load_count: _Optional[int] = ..., reload_count: _Optional[int] = ..., thrashing: _Optional[_Iterable[_Union[TenantReloads, _Mapping]]] = ...) -> None: ...
+
+class TenantReloads(_message.Message):
+    __slots__ = ("tenant", "reload_count")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RELOAD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    reload_count: int
+    def __init__(self, tenant: _Optional[str] = ..., reload_count: _Optional[int] = ...) -> None: ...

@@ -45,6 +45,11 @@ class RouterAdminServiceStub:
                 request_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetFairnessRequest.SerializeToString,
                 response_deserializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetFairnessResponse.FromString,
                 _registered_method=True)
+        self.GetCapacity = channel.unary_unary(
+                '/loraport.router.v1.RouterAdminService/GetCapacity',
+                request_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetCapacityRequest.SerializeToString,
+                response_deserializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.Capacity.FromString,
+                _registered_method=True)
         self.ExplainPlacement = channel.unary_unary(
                 '/loraport.router.v1.RouterAdminService/ExplainPlacement',
                 request_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.ExplainPlacementRequest.SerializeToString,
@@ -80,6 +85,14 @@ class RouterAdminServiceServicer:
 
     def GetFairness(self, request, context):
         """Returns the fairness counters of all tenants. Idempotent. Errors: `PERMISSION_DENIED` (`NOT_ALLOWED`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCapacity(self, request, context):
+        """Returns what was asked of every executor's adapter pool of late, beside what it holds, and says whether the active
+        set of each base model still fits. Idempotent. Errors: `PERMISSION_DENIED` (`NOT_ALLOWED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,6 +142,11 @@ def add_RouterAdminServiceServicer_to_server(servicer, server):
                     servicer.GetFairness,
                     request_deserializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetFairnessRequest.FromString,
                     response_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetFairnessResponse.SerializeToString,
+            ),
+            'GetCapacity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCapacity,
+                    request_deserializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetCapacityRequest.FromString,
+                    response_serializer=loraport_dot_router_dot_v1_dot_router__admin__service__pb2.Capacity.SerializeToString,
             ),
             'ExplainPlacement': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainPlacement,
@@ -206,6 +224,33 @@ class RouterAdminService:
             '/loraport.router.v1.RouterAdminService/GetFairness',
             loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetFairnessRequest.SerializeToString,
             loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetFairnessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCapacity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraport.router.v1.RouterAdminService/GetCapacity',
+            loraport_dot_router_dot_v1_dot_router__admin__service__pb2.GetCapacityRequest.SerializeToString,
+            loraport_dot_router_dot_v1_dot_router__admin__service__pb2.Capacity.FromString,
             options,
             channel_credentials,
             insecure,
