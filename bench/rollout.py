@@ -155,7 +155,7 @@ def figures(count: int, seed: int) -> Iterator[Figure]:
     yield _at_most("identical, rolled back", share(same), peeking, 1.0, "%")
     yield _at_least("identical, promoted", share(same, state=State.RETAINING), 100.0, 95.0, "%")
     yield _at_most("identical, to the flip", median(same, State.RETAINING), 4 * 200.0, MOST, "req")
-    alike = many(count // 4, seed + 1, Traffic(session=8, alike=0.3))
+    alike = many(count // 2, seed + 1, Traffic(session=8, alike=0.3))
     yield _at_most("same, conversations of 8", share(alike), peeking, 1.0, "%")
     broken = many(count // 4, seed + 2, Traffic(base_errors=0.05, errors=0.05))
     yield _at_most("same, 5 % of all fail", share(broken), peeking, 1.0, "%")

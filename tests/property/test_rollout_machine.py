@@ -165,3 +165,12 @@ def test_every_state_can_be_reached() -> None:
 @pytest.mark.parametrize("state", sorted(ENDED))
 def test_nothing_leads_out_of_an_end(state: State) -> None:
     assert not [pair for pair in TABLE if pair[0] is state]
+
+
+def test_an_executor_that_has_gone_makes_no_quorum() -> None:
+    there = (Executor(name="a", ready=True), Executor(name="b", ready=True))
+    position = Position(state=INITIAL, entered_us=0)
+    gone = Evidence(executors=there, serving=frozenset("bc"))
+    assert decide(position, Settings(), gone, now_us=1) is None
+    back = Evidence(executors=there, serving=frozenset("ab"))
+    assert decide(position, Settings(), back, now_us=1) is not None

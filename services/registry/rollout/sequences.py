@@ -27,8 +27,10 @@ from typing import Literal
 MIN_SAMPLES = 10
 MIN_SPREAD = 0.05
 GROUPS = 50
-# With fewer groups than this, their spread is not worth believing.
+# With fewer groups than this, their spread is not worth believing; until then requests of a group are taken to be as
+# alike as those of long conversations are.
 MIN_GROUPS = 10
+LIKENESS = 4.0
 
 
 @dataclass(slots=True)
@@ -99,10 +101,12 @@ class Grouped:
 
     @property
     def likeness(self) -> float:
-        """By what factor the variance of the mean is larger than that; 1 where there are too few groups to say."""
+        """By what factor the variance of the mean is larger than that; 1 where only one group is told of."""
         groups = len(self.counts) - self.counts.count(0)
-        if groups < MIN_GROUPS:
+        if groups < 2:
             return 1.0
+        if groups < MIN_GROUPS:
+            return min(LIKENESS, self.count / groups)
         mean = self.moments.mean
         # An empty group adds nothing.
         spread = sum([(total - count * mean) ** 2 for count, total in zip(self.counts, self.sums, strict=True)])
