@@ -125,6 +125,14 @@ def test_nothing_is_split_before_a_quorum_and_a_good_probe(settings: Settings, s
 
 @FAST
 @given(SETTINGS, WALK)
+def test_a_step_lasts_its_time_unless_somebody_says_otherwise(settings: Settings, steps: list) -> None:
+    for before, move in walk(settings, steps):
+        if move.event in (Event.STEP, Event.FLIP) and "by hand" not in move.sentence:
+            assert move.position.entered_us - before.entered_us >= settings.min_step_s * 1e6
+
+
+@FAST
+@given(SETTINGS, WALK)
 def test_an_end_is_final(settings: Settings, steps: list) -> None:
     moves = walk(settings, steps)
     assert all(not before.ended for before, _ in moves)
@@ -165,6 +173,15 @@ def test_every_state_can_be_reached() -> None:
 @pytest.mark.parametrize("state", sorted(ENDED))
 def test_nothing_leads_out_of_an_end(state: State) -> None:
     assert not [pair for pair in TABLE if pair[0] is state]
+
+
+def test_a_good_step_waits_for_its_time() -> None:
+    good = StepStats({"new": arm(2000, ms=3.0), "control": arm(2000, ms=3.0)})
+    position, seen = Position(state=State.SPLITTING, entered_us=0), Evidence(steps={0: good})
+    assert decide(position, Settings(), seen, now_us=59_000_000) is None
+    move = decide(position, Settings(), seen, now_us=61_000_000)
+    assert move is not None
+    assert (move.event, move.position.step) == (Event.STEP, 1)
 
 
 def test_an_executor_that_has_gone_makes_no_quorum() -> None:
