@@ -1,4 +1,4 @@
-"""Attention over paged keys and values by FlashInfer (docs/adr/0017): the GPU's implementation of `AttentionMaker`.
+"""Attention over paged keys and values by FlashInfer (docs/adr/0020): the GPU's implementation of `AttentionMaker`.
 
 The cache is read as it lies: [blocks, block size, heads, head_dim] is FlashInfer's NHD layout, a block is its page.
 Steps that only decode take its decode kernels, all others its prefill kernels, whose causal mask ends at each request's
