@@ -180,7 +180,6 @@ class ExecutorService:
         try:
             spec = read_base_dir(directory)
             base = base_id(spec)
-            self._base_bytes = _weights_bytes(spec, config.dtype)
             log.info("loading the base model", base_model=config.base_model, base_id=base, dtype=config.dtype)
             device = open_device(
                 directory,
@@ -202,6 +201,7 @@ class ExecutorService:
             )
         except (BaseModelError, ModelUnsupported, ValueError) as error:
             raise ConfigError(f"the base model cannot be served: {error}") from None
+        self._base_bytes = _weights_bytes(spec, device.model.dtype.itemsize)
         log.info("base model loaded", decoder=device.model.path, seconds=round(self._clock.monotonic() - started, 1))
         return device, base
 
@@ -263,9 +263,9 @@ class ExecutorService:
             self._berths.gone(items)
 
 
-def _weights_bytes(spec: BaseSpec, dtype: str) -> int:
+def _weights_bytes(spec: BaseSpec, number_bytes: int) -> int:
     """Returns what a step reads of the base's matrices, as they are computed."""
-    return sum(m.in_features * m.out_features for m in spec.modules) * (2 if dtype == "bfloat16" else 4)
+    return sum(m.in_features * m.out_features for m in spec.modules) * number_bytes
 
 
 def _on_fault(error: BaseException) -> None:

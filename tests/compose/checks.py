@@ -235,6 +235,9 @@ def board_rules(fleet: Fleet) -> str:
         return fleet.exec("board", "redis-cli", *login, *command, check=False)
 
     assert "OK" in says("executor", "SET", "loraport:residency:x", "1", "EX", "1")
+    for kind in ("work", "quotas", "gauges"):
+        assert says("router", "HSET", f"loraport:{kind}", "x", "1").strip().isdigit()
+        assert says("router", "HDEL", f"loraport:{kind}", "x").strip().isdigit()
     refused = [
         ("executor", "SET", "loraport:work", "1"),
         ("executor", "GET", "loraport:residency:executor-0"),

@@ -97,7 +97,8 @@ def _own_checks(operations: "OperationsClient") -> Iterator[Found]:
 
     for name, answer in operations.checks().items():
         if isinstance(answer, LoraportError):
-            continue  # told already
+            yield Found(name, "its own checks", BAD, str(answer), "see its log")
+            continue
         for check in answer.checks:
             state = pb.Check.State.Name(check.state).removeprefix("STATE_").lower()
             yield Found(name, check.name, state, check.detail, check.advice)
@@ -128,11 +129,11 @@ def _keys(data: Path) -> Iterator[Found]:
     if old:
         detail = f"{len(old)} of {active} are older than {KEY_DAYS} days: {', '.join(old[:5])}"
         yield Found("registry", "API keys", WARNING, detail, "replace each: loraport key rotate KEY --tenant TENANT")
-    elif ending:
+    if ending:
         yield Found(
             "registry", "API keys", WARNING, f"{len(ending)} of {active} end within 14 days: {', '.join(ending[:5])}"
         )
-    else:
+    if not (old or ending):
         yield Found("registry", "API keys", GOOD, f"{active} in use, none older than {KEY_DAYS} days")
 
 

@@ -16,7 +16,7 @@ aclfile {keys}/users.acl
 # A service's keys and commands. Nobody may run scripts, read the configuration or list keys.
 _MAY = {
     "executor": "resetchannels ~loraport:residency:* -@all +@connection -@admin -@dangerous +set",
-    "router": "resetchannels %R~loraport:residency:* ~loraport:work ~loraport:quotas "
+    "router": "resetchannels %R~loraport:residency:* ~loraport:work ~loraport:quotas ~loraport:gauges "
     "-@all +@connection -@admin -@dangerous +mget +hset +hgetall +hdel +expire",
     # For the container's own health check; it can tell that the server answers, and nothing else.
     "health": "resetchannels resetkeys -@all +ping",

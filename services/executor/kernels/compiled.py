@@ -35,7 +35,7 @@ _ALONE = 1 << 16
 _TIMEOUT_S = 120.0
 
 
-class CompilerMissing(RuntimeError):
+class CompilerMissing(ValueError):
     """There is no compiled step on this machine; the message says why."""
 
 
@@ -223,6 +223,16 @@ def _check(step: CpuStep) -> None:
         k, v = (t[blocks].flatten(0, 1)[begin:end].repeat_interleave(3, dim=1) for t in (keys, values))
         scores = torch.einsum("hd,phd->hp", q[row], k).mul(0.3 / 2.0).tanh().mul(2.0).softmax(dim=-1)
         pairs.append((seen[row], torch.einsum("hp,phd->hd", scores, v).flatten()))
+    heads, cos, sin = some(3, 5, 10), some(3, 5), some(3, 5)
+    a, b = heads[:, :4, :5], heads[:, :4, 5:]
+    turned = (a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None])
+    pairs.append((step.rotate(heads, 4, cos, sin), torch.cat(turned, dim=-1)))
+    pool_a, pool_b, scale, ranks = some(6, 2, 37), some(6, 29), some(6, 2), torch.tensor([4, 1, 5])
+    y, own = add.clone(), LoraStep([range(1, 3)], [ranks], (18, 11))
+    step.lora(x, y, pool_a, pool_b, scale, own)
+    shrunk = torch.einsum("ri,ksi->rks", x[1:], pool_a[ranks]) * scale[ranks]
+    parts = [shrunk[:, :, sub] @ part for sub, part in enumerate(pool_b[ranks].split((18, 11), dim=1))]
+    pairs.append((y, torch.cat((add[:1], add[1:] + torch.cat(parts, dim=1)))))
     if not all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for got, want in pairs):
         raise CompilerMissing("the compiled step computes something else than torch does")
 

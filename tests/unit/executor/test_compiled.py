@@ -85,6 +85,21 @@ def test_adapters_equal_their_products_and_touch_nothing_else(step: CpuStep, wid
     assert all(torch.equal(got[row], y[row]) for row in (0, 7, 10))
 
 
+@pytest.mark.parametrize("width", [7, 64, 300])
+def test_an_adapters_rows_have_the_same_bits_whatever_rows_it_has_beside_them(step: CpuStep, width: int) -> None:
+    torch.manual_seed(width)
+    a, b, scale = torch.randn(9, 1, 23), torch.randn(9, width), torch.randn(9, 1)
+    x, y = torch.randn(11, 23), torch.randn(11, width)
+    ranks = torch.tensor([7, 0, 3, 8, 2])
+    seen = []
+    for rows in range(1, 12):
+        got = y.clone()
+        step.lora(x, got, a, b, scale, LoraStep([range(rows)], [ranks], (width,)))
+        seen.append(got)
+    for rows, got in enumerate(seen, start=1):
+        assert torch.equal(got[:rows], seen[-1][:rows]), rows
+
+
 def test_a_matrix_that_bfloat16_does_not_hold_is_not_read_as_such(step: CpuStep) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(32, 48).bfloat16().float(), torch.randn(2, 48)
@@ -121,6 +136,8 @@ def test_a_bfloat16_base_answers_alike_with_and_without_it(step: CpuStep, tmp_pa
         ("/ size + eps)", "/ size)"),
         ("dot(query + h * size, key + h / fold * size, size) * scale", "dot(query + h * size, key, size) * scale"),
         ("to[i] = gate[i] / (exponential_one(-gate[i]) + 1.0f)", "to[i] = gate[i]"),
+        ("to[i + half] = b * c[i] + a * s[i];", "to[i + half] = b * c[i] - a * s[i];"),
+        ("c * kBand > edges[u] ? c * kBand : edges[u]", "c * kBand"),
     ],
 )
 def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypatch, text: str, instead: str) -> None:

@@ -80,7 +80,10 @@ inline float dot(const float* a, const float* b, int64_t size) {
 inline void add_scaled(float* to, const float* from, float by, int64_t size) {
   int64_t i = 0;
   for (; i + kWide <= size; i += kWide) store(to + i, fused(load(from + i), Floats{} + by, load(to + i)));
-  for (; i < size; ++i) to[i] += from[i] * by;
+  if (i < size) {
+    Floats last = fused(load_part(from + i, size - i), Floats{} + by, load_part(to + i, size - i));
+    std::memcpy(to + i, &last, (size - i) * sizeof(float));
+  }
 }
 
 // e^x within 2 units in the last place: x = n ln 2 + f, a polynomial in f, and n put into the exponent. NaN stays NaN,
