@@ -154,7 +154,7 @@ def open_device(
     device: Literal["cpu", "cuda"] = "cpu",
     graphs: CaptureBudget | None = None,
 ) -> Device:
-    """Load the base in `directory` as "float32" or "bfloat16" and return a device whose engine has not started.
+    """Load the base in `directory` as `dtype` (float16 on a GPU only) and return a device whose engine has not started.
 
     `model_path` forces one of the decoders of model/families.py; `cpu_products` is explained in model/products.py,
     `compiled` in kernels/compiled.py.
