@@ -140,12 +140,16 @@ async def test_every_serving_executor_is_loaded_probed_and_reported(stage: Stage
 
 
 async def test_a_refused_load_is_a_reason_and_a_new_executor_is_taken_care_of(stage: Stage) -> None:
-    stage.world.executors["e1"].refuse_preload = "PIN_BUDGET"
+    # The old revision missing is no fault of the new one; the new one missing is, also where the old one has loaded.
+    stage.world.executors["e0"].refuse_preload = {stage.old: "PIN_BUDGET"}
+    stage.world.executors["e1"].refuse_preload = {stage.new: "PIN_BUDGET"}
     await stage.rollout("PRELOADING")
-    await eventually(lambda: any(r.executor == "e1" for r in stage.desk.readiness))
-    said = {r.executor: (r.ready, r.failure_reason) for r in stage.desk.readiness}
-    assert said == {"e0": (True, ""), "e1": (False, "PIN_BUDGET")}
-    stage.world.executors["e1"].refuse_preload = ""
+    await eventually(lambda: {r.executor for r in stage.desk.readiness} == {"e0", "e1"})
+    said = {r.executor: (r.revision_id, r.ready, r.failure_reason) for r in stage.desk.readiness}
+    assert said == {"e0": (stage.new, True, ""), "e1": (stage.new, False, "PIN_BUDGET")}
+    assert stage.world.executors["e1"].preloaded[0] == stage.old
+    stage.world.executors["e0"].refuse_preload = {}
+    stage.world.executors["e1"].refuse_preload = {}
     await eventually(lambda: any(r.executor == "e1" and r.ready for r in stage.desk.readiness))
     # An executor goes away while the split runs: the others say so, and it is loaded again when it is back.
     await stage.rollout("SPLITTING", share=5000)
@@ -197,6 +201,31 @@ async def test_a_rollback_is_every_new_request_at_once_and_no_running_one(stage:
     assert (await stage.ask("r0")).revision_id == stage.old
     assert {(await task).revision_id for task in running} == {stage.new}
     print(f"rollback seen by the router after {seen_s * 1000:.1f} ms")
+
+
+async def test_a_tenant_that_sees_the_old_revision_only_is_never_split(stage: Stage) -> None:
+    """And one that sees neither gets the answer of a name that never was, and leaves nothing behind."""
+    world = stage.world
+    old = world.registry.revision("acme", "pirate", shared=("globex",))
+    await world.registry.put(cpb.CatalogItem(revision=old))
+    await stage.rollout("SPLITTING", share=10_000)
+
+    async def ask(tenant: str, adapter: str) -> str:
+        client = world.client(tenant)
+        try:
+            return (await client.generate(prompt="hi", adapter=adapter, session_id="s")).revision_id
+        except ClientError as error:
+            return str(error).partition(" (")[0]
+        finally:
+            await client.close()
+
+    name = "tenants/acme/adapters/pirate"
+    assert await ask("globex", name) == stage.old
+    assert (await stage.ask()).revision_id == stage.new
+    hidden = world.registry.revision("acme", "pirate", shared=())
+    await world.registry.put(cpb.CatalogItem(revision=hidden))
+    await eventually(lambda: not world.router._catalog.view.revisions[stage.old].shared_tenants)
+    assert await ask("globex", name) == await ask("globex", "tenants/acme/adapters/never-was")
 
 
 async def test_whoever_is_away_in_a_step_is_waited_for(stage: Stage) -> None:
