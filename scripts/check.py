@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # What a strict type checker must accept: the shared rooms and everything pure.
 TYPED = (
     "sdk/loraport/bundle",
+    "sdk/loraport/deploy/board.py",
+    "sdk/loraport/deploy/site.py",
     "sdk/loraport/log",
     "sdk/loraport/trust",
     "services/shared",
