@@ -138,8 +138,8 @@ class Materials:
             renewed = next_root(newest, now=seconds)
             write_root(trust, renewed, sign_envelope(PAYLOAD_TYPE, renewed.body(), holders))
         for directory in ("registry", "loader", "router", *self.executors):
-            for root in trust.glob("*.root.json"):
-                write_private(self._out / directory / root.name, root.read_bytes())
+            for path in trust.glob("*.root.json"):
+                write_private(self._out / directory / path.name, path.read_bytes())
 
     def _secrets(self) -> dict[str, str]:
         """Makes the shared secrets and returns the notice board's passwords."""
