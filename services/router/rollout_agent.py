@@ -34,18 +34,19 @@ log = structlog.get_logger()
 # How long nothing happens before the fleet is looked at again, and how often observations are reported.
 TICK_S, REPORT_S = 0.5, 0.5
 PRELOAD_S, PROBE_S = 120.0, 60.0
-# Between tries of what failed, and of what has succeeded but may have changed (an executor may have lost it).
-RETRY_S, AGAIN_S = 1.0, 10.0
+# Between tries of what failed; and how long an executor's word on what it holds counts before its reports must say so.
+RETRY_S, SURE_S = 1.0, 5.0
 
 
 @dataclass(slots=True)
 class _Work:
-    """What is known of one executor in one rollout. `told` is what the last report said, `again` when to look anew."""
+    """What is known of one executor in one rollout. `told` and `probed` say about what the last reports were."""
 
     task: asyncio.Task[None] | None = None
     told: tuple[object, ...] = ()
     probed: tuple[object, ...] = ()
-    again: float = 0.0
+    retry_at: float = 0.0
+    sure_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +115,19 @@ class RolloutAgent:
         if work.task is not None and not work.task.done():
             return
         now, epoch = self._parts.clock.monotonic(), self._parts.fleet.members.epoch(executor)
-        told = (epoch, serving)
-        if work.told != told or now >= work.again:
-            work.again = now + RETRY_S
+        told, probed = (epoch, serving), (epoch, item.generation)
+        if now < work.retry_at:
+            return
+        if work.told != told or not (now < work.sure_until or self._holds(item, executor)):
+            work.retry_at = now + RETRY_S
             work.task = self._begin(self._preload(item, executor, serving, work, told))
-        elif item.state == "PROBING" and work.probed != (epoch, item.generation) and self._holds(item, executor):
-            work.again = now + AGAIN_S
-            work.task = self._begin(self._probe(item, executor, work, (epoch, item.generation)))
+        elif item.state == "PROBING" and work.probed != probed:
+            work.retry_at = now + RETRY_S
+            work.task = self._begin(self._probe(item, executor, work, probed))
 
     def _holds(self, item: RolloutItem, executor: str) -> bool:
-        return self._parts.fleet.members.executor(executor).holds(item.to_revision_id)
+        view = self._parts.fleet.members.executor(executor)
+        return view.holds(item.from_revision_id) and view.holds(item.to_revision_id)
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)
@@ -141,14 +145,16 @@ class RolloutAgent:
         for revision_id in (item.from_revision_id, item.to_revision_id):
             try:
                 ticket = self._ticket(item, base, revision_id)
-                found = await port.preload(ticket, revision_id, timeout_s=PRELOAD_S)
+                held = await port.preload(ticket, revision_id, timeout_s=PRELOAD_S)
+                found = held if revision_id == item.to_revision_id else found
             except LoraportError as error:
                 # That the old one is missing is no fault of the new one; it will be loaded when it is asked for.
                 failure = error.reason if revision_id == item.to_revision_id else ""
                 log.info("not preloaded", executor=executor, revision_id=revision_id, reason=error.reason)
         await self._parts.desk.readiness(item.name, executor, found, failure=failure, serving=serving)
         if not failure:
-            work.told, work.again = told, self._parts.clock.monotonic() + AGAIN_S
+            work.told, work.retry_at = told, 0.0
+            work.sure_until = self._parts.clock.monotonic() + SURE_S
 
     async def _probe(self, item: RolloutItem, executor: str, work: _Work, probed: tuple[object, ...]) -> None:
         base = await self._base(item)
@@ -169,9 +175,7 @@ class RolloutAgent:
         log.info("probed", executor=executor, revision_id=item.to_revision_id, result=result)
         await self._parts.desk.probed(item.name, executor, item.to_revision_id, result)
         if not result.failure:
-            work.probed = probed
-        else:
-            await asyncio.sleep(RETRY_S)
+            work.probed, work.retry_at = probed, 0.0
 
     def _scorer(self, item: RolloutItem, base: ServedBase, executor: str) -> Scorer:
         port = self._parts.fleet.executor(executor)

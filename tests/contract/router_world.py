@@ -159,7 +159,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     fail_after: int = -1
     began_with: str | None = None
     max_rank: int = 64
-    refuse_preload: str = ""
+    refuse_preload: dict[str, str] = field(default_factory=dict)  # revision → reason
     preloaded: list[str] = field(default_factory=list)
     reference_off_by: float = 0.0
     requests: list[tuple[Ticket, epb.ExecuteRequest]] = field(default_factory=list)
@@ -220,8 +220,8 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     async def Preload(self, request, context) -> epb.PreloadResponse:
         ticket = open_ticket(request.ticket, self.trusted, now=time.time())
         assert ticket.revision_id == request.revision_id
-        if self.refuse_preload:
-            raise LoraportError(self.refuse_preload)
+        if request.revision_id in self.refuse_preload:
+            raise LoraportError(self.refuse_preload[request.revision_id])
         self.preloaded.append(request.revision_id)
         if request.revision_id not in self.resident:
             self.resident.append(request.revision_id)

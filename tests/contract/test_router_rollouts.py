@@ -114,6 +114,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     for name in ("e0", "e1"):
         await world.start_executor(name)
     await world.start_router()
+    await eventually(lambda: all(e.serving for e in world.router._fleet.view().executors), 20.0)
     yield Stage(world, desk, world.registry.revision("acme", "pirate").revision_id, newer.revision_id)
     await world.stop()
 
