@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
@@ -215,9 +216,7 @@ class ExecutorService:
             device.engine.drain()
         await self._server.stop(0 if stuck else self._config.life.drain_s)
         tasks = [task for task in (self._reporting, self._keeping) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
         if self._berths is not None:
             await self._berths.close()
         if device is not None and not stuck:
@@ -266,6 +265,15 @@ class ExecutorService:
 def _weights_bytes(spec: BaseSpec, number_bytes: int) -> int:
     """Returns what a step reads of the base's matrices, as they are computed."""
     return sum(m.in_features * m.out_features for m in spec.modules) * number_bytes
+
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels tasks until they have ended: the notice board's client, while it connects, swallows a cancellation."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=0.5)
 
 
 def _on_fault(error: BaseException) -> None:
