@@ -7,6 +7,7 @@ collector is configured. Recording is safe from any thread, and does nothing bef
 
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, MutableMapping
@@ -160,7 +161,9 @@ def start(service: str, config: TelemetryConfig) -> int:
 
     from services.shared import tracing
 
-    resource = Resource.create({"service.name": f"loraport-{service}"})
+    # Without the second, two processes of a service would be one series.
+    process = {"service.name": f"loraport-{service}", "service.instance.id": f"{socket.gethostname()}:{os.getpid()}"}
+    resource = Resource.create(process)
     endpoint = config.otlp_endpoint or os.environ.get(OTLP_VARIABLE, "")
     readers: list[MetricReader] = [PrometheusMetricReader(scope_info_enabled=False)]
     if endpoint:
