@@ -124,6 +124,17 @@ def test_top_and_the_report_of_cost(stack: Stack, asked: dict[str, str]) -> None
     assert "per accepted request" in stack.cli("report", "cost").out or not cost["accepted_count"]
 
 
+def test_the_report_of_capacity(stack: Stack, asked: dict[str, str]) -> None:
+    found = stack.ok("report", "capacity")
+    (base,) = found["bases"]
+    (executor,) = found["executors"]
+    assert base["fits"]
+    assert base["active_count"] == executor["working_set_count"] >= 1
+    assert 0 < base["active_bytes"] == executor["working_set_bytes"]
+    assert executor["headroom_bytes"] == executor["pool_bytes"] - executor["working_set_bytes"]
+    assert "fits" in stack.cli("report", "capacity").out
+
+
 def _pages(stack: Stack) -> dict[str, str]:
     """Returns every service's Prometheus page, from its endpoint."""
     endpoints = json.loads((stack.data / "endpoints.json").read_bytes())["metrics"]
