@@ -13,7 +13,7 @@ TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 # CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
 TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test test-kernels fuzz check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies bench-router bench-rollout compose-test clean
+.PHONY: help setup demo test test-kernels fuzz check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies bench-router bench-rollout compose-test chaos soak clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,13 @@ bench-policies: setup ## judge fairness, eviction and placement on a simulated c
 
 compose-test: setup ## run deploy/compose.yaml for real: build, publish, kill, restart, restore; exits 3 without an engine
 	@$(BIN)/python -m tests.compose $(ARGS)
+
+chaos: setup ## break a local stack under mixed traffic, fault by fault (ARGS='--only "kill -9"')
+	@$(BIN)/python -m tests.chaos faults $(ARGS)
+
+MINUTES ?= 20
+soak: setup ## mixed traffic with adapter churn for MINUTES (20); what every process holds on to, first and last third
+	@$(BIN)/python -m tests.chaos soak --minutes $(MINUTES)
 
 clean: ## remove the environment and the local stack's data
 	rm -rf $(VENV) $(DATA)
