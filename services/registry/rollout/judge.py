@@ -79,9 +79,9 @@ def judge(steps: Sequence[StepStats], *, share: int, settings: Settings, shift_a
     With `shift_accepted` a shift of lengths holds no longer. With a `min_samples` of 0 nothing is waited for.
     """
     present, gates = steps[-1], settings.gates
-    judged = steps[:-1] if share == WHOLE else steps
-    latencies = [_latency(name, judged, share=share, gates=gates) for name in LATENCIES]
-    comparisons = (*latencies, _errors(steps, share=share, gates=gates), *_quality(steps, judged))
+    # The last step has no control: it adds nothing to what is compared with one.
+    latencies = [_latency(name, steps, share=share, gates=gates) for name in LATENCIES]
+    comparisons = (*latencies, _errors(steps, share=share, gates=gates), *_quality(steps))
     bad = [item for item in comparisons if item.word == "FAIL"]
     if present.arm("new").nonfinite:
         return Verdict("FAIL", "the new revision gave NaN or infinite logits", comparisons)
@@ -134,25 +134,25 @@ def _tolerance(share: int, gates: Gates) -> float:
     return math.log1p(gates.advance_tolerance * lenience)
 
 
-def _latency(metric: str, judged: Sequence[StepStats], *, share: int, gates: Gates) -> Comparison:
+def _latency(metric: str, steps: Sequence[StepStats], *, share: int, gates: Gates) -> Comparison:
     name = metric.removesuffix("_ms")
-    pairs = [(getattr(step.arm("new"), name), getattr(step.arm("control"), name)) for step in judged]
+    pairs = [(getattr(step.arm("new"), name), getattr(step.arm("control"), name)) for step in steps]
     found = difference(pairs, v_opt=V_OPT, alpha=ALPHA)
     samples = sum(new.count for new, _ in pairs)
     if found.low > math.log1p(gates.rollback_margin):
         word: Word = "FAIL"
-    elif share == WHOLE or not _measurable(metric, judged):
+    elif share == WHOLE or not _measurable(metric, steps):
         word = "INFO"
     else:
         word = "PASS" if found.high < _tolerance(share, gates) else "WAIT"
     return Comparison(metric, word, *_quotient(found), samples)
 
 
-def _measurable(metric: str, judged: Sequence[StepStats]) -> bool:
+def _measurable(metric: str, steps: Sequence[StepStats]) -> bool:
     """Answers of one token have no time per further token; where nearly all are such, there is nothing to wait for."""
     if metric != "per_token_ms":
         return True
-    arms = [step.arm(name) for step in judged for name in ("new", "control")]  # type: ignore[arg-type]
+    arms = [step.arm(name) for step in steps for name in ("new", "control")]  # type: ignore[arg-type]
     answered = sum(arm.first_token.count for arm in arms)
     return answered < 4 * MIN_SAMPLES or sum(arm.per_token.count for arm in arms) * 20 >= answered
 
@@ -174,16 +174,16 @@ def _dead(new: Failures, old: Failures) -> bool:
     return new.failed == new.total >= DEAD and old.failed * 2 < old.total
 
 
-def _quality(steps: Sequence[StepStats], judged: Sequence[StepStats]) -> Iterable[Comparison]:
+def _quality(steps: Sequence[StepStats]) -> Iterable[Comparison]:
     for kind, margin in (("empty", EMPTY_MARGIN), ("rejected", REJECT_MARGIN)):
         pairs = _failures(kind, steps)
         says = ratio_verdict(likelihood_ratio(pairs, margin=margin), alpha=ERROR_ALPHA, beta=ERROR_BETA)
         yield _shares(kind, "FAIL" if says == "WORSE" else "INFO", steps)
-    repetition = _moments("repetition", judged)
+    repetition = _moments("repetition", steps)
     word: Word = "FAIL" if repetition.low > REPETITION_MARGIN else "INFO"
-    samples = sum(step.arm("new").answered for step in judged)
+    samples = sum(step.arm("new").answered for step in steps)
     yield Comparison("repetition", word, repetition.estimate, repetition.low, repetition.high, samples)
-    length = _moments("length", judged)
+    length = _moments("length", steps)
     shifted = length.low > LENGTH_MARGIN or length.high < -LENGTH_MARGIN
     yield Comparison("output_token_count", "HOLD" if shifted else "INFO", *_quotient(length), samples)
 
@@ -200,8 +200,8 @@ def _failures(kind: str, steps: Sequence[StepStats]) -> list[tuple[Failures, Fai
     return pairs
 
 
-def _moments(name: str, judged: Sequence[StepStats]) -> Interval:
-    pairs = [(getattr(step.arm("new"), name), getattr(step.arm("control"), name)) for step in judged]
+def _moments(name: str, steps: Sequence[StepStats]) -> Interval:
+    pairs = [(getattr(step.arm("new"), name), getattr(step.arm("control"), name)) for step in steps]
     return difference(pairs, v_opt=QUALITY_V_OPT, alpha=QUALITY_ALPHA)
 
 
