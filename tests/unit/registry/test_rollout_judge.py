@@ -204,6 +204,8 @@ def test_what_fails_every_time_is_not_tried_for_long() -> None:
     assert verdict(seen(3, 0)).word == "WAIT"
     assert verdict(seen(4, 0)).word == "FAIL"
     assert verdict(seen(4, 60)).word == "WAIT", "everything fails"
+    alone = StepStats({"new": ArmStats(requests=4, errors=4)})
+    assert verdict(alone, share=WHOLE).word == "FAIL", "nobody asks the old one, which is no excuse"
 
 
 def test_a_shift_that_a_person_has_seen_holds_no_longer() -> None:
