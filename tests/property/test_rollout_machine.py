@@ -1,17 +1,21 @@
 """Laws of a rollout, under every order of evidence, time and hands."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.registry.rollout import arms
+from services.registry.rollout import settings as choices
 from services.registry.rollout.arms import ArmStats, StepStats
 from services.registry.rollout.control import Action, control
 from services.registry.rollout.machine import Evidence, Executor, Move, Position, Probe, decide
 from services.registry.rollout.sequences import Grouped, Moments
 from services.registry.rollout.settings import WHOLE, Gates, Prompt, Settings
 from services.registry.rollout.states import ENDED, INITIAL, TABLE, Event, State
+from services.registry.store import rollouts
 from services.shared.errors import LoraportError
 
 FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -120,7 +124,21 @@ def test_nothing_is_split_before_a_quorum_and_a_good_probe(settings: Settings, s
     if any(move.position.share(settings) for _, move in moves) and not by_hand:
         seen = [move.position.state for _, move in moves]
         assert (State.PROBING in seen) == settings.probes
-        assert any(len(evidence.ready) >= evidence.needed(settings) for evidence, _, _ in steps)
+
+
+@FAST
+@given(SETTINGS, EVIDENCE, st.sampled_from([State.PRELOADING, State.PROBING]))
+def test_what_lets_it_go_on_are_executors_that_serve(settings: Settings, seen: Evidence, state: State) -> None:
+    move = decide(Position(state=state, entered_us=0), settings, seen, now_us=1)
+    if move is None or move.event not in (Event.PROBE, Event.SHADOW, Event.SPLIT):
+        return
+    there = [item for item in seen.executors if item.name in seen.serving]
+    if state is State.PRELOADING:
+        good = [item for item in there if item.ready]
+    else:
+        good = [item for item in there if item.probe and not item.probe.failure and item.probe.mean_difference <= 0.02]
+        assert all(item.probe is None or item.probe.failure or item.probe.mean_difference == 0 for item in there)
+    assert len(good) >= (settings.quorum or max(1, len(seen.serving)))
 
 
 @FAST
@@ -156,11 +174,25 @@ def test_rollback_by_hand_is_always_possible_before_the_end(
 
 
 @FAST
-@given(SETTINGS, EVIDENCE, st.integers(0, 10**9))
-def test_a_decision_is_a_function_of_what_is_written(settings: Settings, evidence: Evidence, now: int) -> None:
-    position = Position(state=State.SPLITTING, entered_us=0)
-    first = decide(position, settings, evidence, now_us=now)
-    assert first == decide(position, settings, evidence, now_us=now)
+@given(SETTINGS, EVIDENCE, WALK)
+def test_a_decision_is_the_same_after_a_restart(settings: Settings, evidence: Evidence, steps: list) -> None:
+    """What the database keeps of position, settings and sums is all that a decision is made of."""
+
+    def kept(value: object) -> dict:
+        return json.loads(json.dumps(value))
+
+    read = choices.from_json(kept(choices.to_json(settings)), kept(choices.prompts_to_json(settings)))
+    sums = {
+        index: StepStats({arm: arms.from_json(kept(arms.to_json(stats))) for arm, stats in step.arms.items()})
+        for index, step in evidence.steps.items()
+    }
+    positions = [Position(state=State.SPLITTING, entered_us=0), *(move.position for _, move in walk(settings, steps))]
+    for position in positions:
+        again = rollouts._position(kept(rollouts._position_json(position)))
+        assert again == position
+        for now in (position.entered_us, position.entered_us + 700_000_000):
+            moved = decide(again, read, replace(evidence, steps=sums), now_us=now)
+            assert moved == decide(position, settings, evidence, now_us=now)
 
 
 def test_every_state_can_be_reached() -> None:
@@ -191,3 +223,42 @@ def test_an_executor_that_has_gone_makes_no_quorum() -> None:
     assert decide(position, Settings(), gone, now_us=1) is None
     back = Evidence(executors=there, serving=frozenset("ab"))
     assert decide(position, Settings(), back, now_us=1) is not None
+
+
+def test_a_probe_of_one_that_has_gone_does_not_stand_for_one_that_has_come() -> None:
+    seen = Evidence(
+        executors=(Executor(name="a", ready=True, probe=Probe()), Executor(name="b", ready=True)),
+        serving=frozenset("b"),
+    )
+    position = Position(state=State.PROBING, entered_us=0)
+    assert decide(position, Settings(), seen, now_us=1) is None
+    move = decide(position, Settings(), replace(seen, serving=frozenset("a")), now_us=1)
+    assert move is not None
+    assert move.event is Event.SPLIT
+
+
+def test_failures_of_those_that_have_gone_say_nothing() -> None:
+    broken = tuple(Executor(name=name, failure="DIGEST_MISMATCH") for name in "ab")
+    full = (Executor(name="a", failure="PIN_BUDGET"),)
+    position = Position(state=INITIAL, entered_us=0)
+    for executors, event in ((broken, Event.ROLLBACK), (full, Event.HOLD)):
+        assert decide(position, Settings(), Evidence(executors=executors, serving=frozenset("cd")), now_us=1) is None
+        move = decide(position, Settings(), Evidence(executors=executors, serving=frozenset("ab")), now_us=1)
+        assert move is not None
+        assert move.event is event
+
+
+def test_a_missing_probe_holds_until_it_has_come() -> None:
+    seen = Evidence(executors=(Executor(name="a", ready=True),), serving=frozenset("a"))
+    position = Position(state=State.PROBING, entered_us=0)
+    held = decide(position, Settings(), seen, now_us=601_000_000)
+    assert held is not None
+    assert (held.position.state, held.position.hold_reason) == (State.PAUSED, "PROBE_MISSING")
+    assert decide(held.position, Settings(), seen, now_us=10**10) is None
+    come = replace(seen, executors=(Executor(name="a", ready=True, probe=Probe()),))
+    back = decide(held.position, Settings(), come, now_us=10**10)
+    assert back is not None
+    assert (back.event, back.position.at) == (Event.RESUME, State.PROBING)
+    on = decide(back.position, Settings(), come, now_us=10**10)
+    assert on is not None
+    assert on.event is Event.SPLIT

@@ -90,7 +90,12 @@ class Evidence:
     @property
     def ready(self) -> tuple[Executor, ...]:
         """Executors that serve and have the new revision."""
-        return tuple(item for item in self.executors if item.ready and item.name in self.serving)
+        return tuple(item for item in self.present if item.ready)
+
+    @property
+    def present(self) -> tuple[Executor, ...]:
+        """Executors that serve; what is known of the others says nothing about the fleet as it is."""
+        return tuple(item for item in self.executors if item.name in self.serving)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +224,7 @@ def _preloading(
 ) -> Move | None:
     if has_quorum(settings, evidence):
         return forward(position, settings, quorum_sentence(settings, evidence), now_us=now_us)
-    failures = [item for item in evidence.executors if item.failure and not item.ready]
+    failures = [item for item in evidence.present if item.failure and not item.ready]
     no_room = [item for item in failures if _code(item.failure) is Code.RESOURCE_EXHAUSTED]
     broken = [item for item in failures if item not in no_room and _code(item.failure) not in _PASSING]
     if len(broken) >= min(2, max(1, len(evidence.serving))):
@@ -241,7 +246,8 @@ def _probing(position: Position, settings: Settings, evidence: Evidence, waited_
         fault = probe_fault(item.probe, settings)
         if fault:
             return roll_back(position, f"the probe failed on {item.name}: {fault}", now_us=now_us)
-        if not item.probe.failure:
+        # A bad number is the revision's fault wherever it was seen; a good one is of the executor alone.
+        if not item.probe.failure and item.name in evidence.serving:
             passed.append(item.probe)
     needed = evidence.needed(settings)
     if len(passed) >= needed:
