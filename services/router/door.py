@@ -150,20 +150,18 @@ class Door:
         )
 
     async def admit_score(self, tenant: str, ask: ScoreAsk) -> Job:
-        """Returns the job of a score. Raises as `admit`."""
-        request_id = uuid.uuid4().hex
-        unit = split_unit(session="", user="", request=request_id)
-        base, revision, side = await self._resolve(tenant, ask.target, unit=unit)
+        """Returns the job of a score. Raises as `admit`. Scores are compared with each other, so a split leaves them
+        with the revision that the alias points to."""
+        base, revision, _ = await self._resolve(tenant, ask.target)
         check_score(
             ask.prompt_token_ids, ask.continuation_token_ids, top_logprobs=ask.top_logprobs, limits=self._limits(base)
         )
         return Job(
-            id=request_id,
+            id=uuid.uuid4().hex,
             tenant=tenant,
             weight=self._weight(tenant),
             base=base,
             revision=revision,
-            side=side,
             prompt_token_ids=ask.prompt_token_ids,
             sampling=Sampling(),
             continuation_token_ids=ask.continuation_token_ids,
@@ -208,10 +206,10 @@ class Door:
         return item, side
 
     def _find(self, tenant: str, target: Target, unit: str, session: str) -> tuple[RevisionItem | None, Side | None]:
-        """Returns the revision that is meant, and the side of the rollout that chose it. A new revision that cannot
-        serve, or not this tenant, leaves everybody with the old one."""
+        """Returns the revision that is meant, and the side of the rollout that chose it; without a unit nothing is
+        split. A new revision that cannot serve, or not this tenant, leaves everybody with the old one."""
         view = self._catalog.view
-        rollout = rollout_of(view, target, tenant)
+        rollout = rollout_of(view, target, tenant) if unit else None
         # Who may not see the old revision is not split, and leaves nothing behind here.
         if rollout is None or resolve(view, tenant, Target(revision_id=rollout.from_revision_id)) is None:
             return resolve(view, tenant, target), None
