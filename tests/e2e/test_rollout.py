@@ -343,7 +343,9 @@ def test_an_executor_and_the_router_die_in_the_split(fleet: Fleet) -> None:
             within_s=90,
             what="the executor's return",
         )
-    unavailable = frozenset({"EXECUTOR_UNAVAILABLE", "UNREACHABLE", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DRAINING"})
+    unavailable = frozenset(
+        {"EXECUTOR_UNAVAILABLE", "REGISTRY_UNAVAILABLE", "UNREACHABLE", "DEADLINE_EXCEEDED", "DRAINING"}
+    )
     check(
         flow,
         fleet,
