@@ -37,17 +37,23 @@ class RolloutTicker:
             await asyncio.sleep(self._interval_s)
 
     def tick(self) -> None:
-        """Makes at most one move of each rollout.
+        """Makes at most one move of each rollout; one that cannot be moved stops no other.
 
         Raises:
-            LoraportError: REGISTRY_UNAVAILABLE, STORAGE_FULL or LOG_DAMAGED.
+            LoraportError: REGISTRY_UNAVAILABLE.
         """
         for row in self._due():
-            with self._database.write() as transaction:
-                fresh = rollouts.require(transaction.connection, row.adapter_name, row.number)
-                moved = moving.advance(transaction, fresh, now_us=self._now_us()) if fresh.running else fresh
-            if moved.generation != fresh.generation:
-                log.info("rollout moved", rollout=moved.name, state=str(moved.position.state), share=moved.share)
+            try:
+                self._move(row)
+            except LoraportError as error:
+                log.error("rollout not moved", rollout=row.name, reason=error.reason, why=error.message)
+
+    def _move(self, row: RolloutRow) -> None:
+        with self._database.write() as transaction:
+            fresh = rollouts.require(transaction.connection, row.adapter_name, row.number)
+            moved = moving.advance(transaction, fresh, now_us=self._now_us()) if fresh.running else fresh
+        if moved.generation != fresh.generation:
+            log.info("rollout moved", rollout=moved.name, state=str(moved.position.state), share=moved.share)
 
     def _due(self) -> list[RolloutRow]:
         """Returns the rollouts that have a move to make, by a reader's view, which stops no writer."""

@@ -14,14 +14,16 @@ from loraport.log.leaf import parse_leaf
 from loraport.registry.v1 import key_service_pb2 as key_pb
 from loraport.registry.v1 import rollout_service_pb2 as pb
 from services.registry import moving
+from services.registry.records import RolloutRow
 from services.registry.store import log, rollouts
-from services.registry.store.database import Database
+from services.registry.store.database import Database, Transaction
 from services.registry.store.migrate import upgrade
 from services.registry.ticker import RolloutTicker
 from services.shared.clock import SystemClock
+from services.shared.errors import LoraportError
 from services.shared.names import AdapterName
 from tests.contract.registry_rig import TIMEOUT, Rig, base_spec, info_of, manifest, reason_of, serving, write_config
-from tests.contract.rollout_rig import ADAPTER, Hands, State, in_state, make_hands, requests
+from tests.contract.rollout_rig import ADAPTER, QUICK, Hands, State, in_state, make_hands, requests
 
 
 @pytest.fixture
@@ -209,6 +211,40 @@ async def test_a_move_that_breaks_off_is_made_whole_or_not_at_all(
         after = await hands.get(name)
         assert after.state == State.STATE_RETAINING
         assert len(after.story) == len(before[0].story) + 1
+
+
+async def test_a_rollout_that_cannot_be_moved_stops_no_other(
+    url: str, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(write_config(tmp_path, database_url=url, rollout_interval_s=3600.0)) as rig:
+        first = await make_hands(rig)
+        old, new = [await rig.active("acme", "other", version, f"o{version}") for version in (1, 2)]
+        parent = "tenants/acme/adapters/other"
+        await rig.alias(f"{parent}/aliases/prod", old.revision_id)
+        asked = {**QUICK, "to_revision_id": new.revision_id, "golden_prompts": [], "step_percents": [100]}
+        request = pb.StartRolloutRequest(parent=parent, rollout=pb.Rollout(**asked))
+        second = Hands(rig, old.revision_id, new.revision_id)
+        names = [
+            (await first.start(step_percents=[100], golden_prompts=[])).name,
+            (await rig.rollouts().StartRollout(request, timeout=TIMEOUT)).name,
+        ]
+        for hands, name in zip((first, second), names, strict=True):
+            for executor in ("e0", "e1"):
+                await hands.ready(name, executor)
+        with database.write() as transaction:
+            for row in rollouts.running(transaction.connection):
+                rollouts.add_stats(transaction, row, 0, _enough())
+        advance = moving.advance
+
+        def refuse(transaction: Transaction, row: RolloutRow, *, now_us: int) -> RolloutRow:
+            if row.adapter == "bot":
+                raise LoraportError("REVISION_NOT_ACTIVE")
+            return advance(transaction, row, now_us=now_us)
+
+        monkeypatch.setattr(moving, "advance", refuse)
+        RolloutTicker(database, SystemClock(), interval_s=1.0).tick()
+        states = [State.Name((await first.get(name)).state) for name in names]
+        assert states == ["STATE_SPLITTING", "STATE_RETAINING"]
 
 
 def _enough() -> dict[Any, Any]:
