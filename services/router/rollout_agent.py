@@ -1,7 +1,7 @@
 """A router's hands for the rollouts of the catalog: it loads, probes and tells; the registry decides.
 
     PRELOADING and later   every serving executor has both revisions loaded and kept; readiness is reported
-    PROBING                every ready executor is probed with the catalog's prompts; the result is reported
+    PROBING, held or not   every ready executor is probed with the catalog's prompts; the result is reported
     any                    what was observed of ended requests is reported in batches
 
 Any router may do this, several at once do no harm: loads are joined by the executor, the newest word on an executor
@@ -121,7 +121,8 @@ class RolloutAgent:
         if work.told != told or not (now < work.sure_until or self._holds(item, executor)):
             work.retry_at = now + RETRY_S
             work.task = self._begin(self._preload(item, executor, serving, work, told))
-        elif item.state == "PROBING" and work.probed != probed:
+        elif (item.golden_prompts or item.eval_prompts) and work.probed != probed:
+            # There are prompts only while there is something to probe, also where the rollout is held in that.
             work.retry_at = now + RETRY_S
             work.task = self._begin(self._probe(item, executor, work, probed))
 

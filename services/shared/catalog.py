@@ -94,7 +94,7 @@ class RolloutItem:
     """A rollout. `state` is PRELOADING, PROBING, SHADOWING, SPLITTING, PAUSED, RETAINING or one that `ended`.
 
     Shares are parts of ten thousand; conversations are asked in an order that `salt` decides. Prompts are there while
-    it is PROBING, the shadow's share while it is SHADOWING. `generation` rises with every move.
+    it is PROBING or held in that, the shadow's share while it is SHADOWING. `generation` rises with every move.
     """
 
     name: str

@@ -137,6 +137,23 @@ async def test_a_bad_probe_ends_it_before_any_traffic(hands: Hands) -> None:
         assert why in (await hands.get(rollout.name)).story[-1].sentence
 
 
+async def test_a_missing_probe_is_asked_for_until_it_has_come(hands: Hands, peer: CatalogClient) -> None:
+    gates = pb.RolloutGates(preload_timeout={"nanos": 200_000_000})
+    rollout = await hands.start(gates=gates, step_percents=[10, 100])
+    for executor in ("e0", "e1"):
+        await hands.ready(rollout.name, executor)
+    await hands.until(rollout.name, lambda item: item.hold_reason == "PROBE_MISSING")
+    assert await peer.catch_up(TIMEOUT)
+    seen = peer.view.rollouts[KEY]
+    assert (seen.state, [item.text for item in seen.golden_prompts]) == ("PAUSED", ["the quick brown fox"])
+    for executor in ("e0", "e1"):
+        await hands.probed(rollout.name, executor)
+    await hands.until(rollout.name, in_state("SPLITTING"))
+    await hands.control(rollout.name, "PAUSE")
+    assert await peer.catch_up(TIMEOUT)
+    assert peer.view.rollouts[KEY].golden_prompts == ()
+
+
 async def test_logits_that_are_no_numbers_end_it_at_once(hands: Hands) -> None:
     rollout = await hands.prepared()
     bad = pb.Observation(arm="new", ok=False, error_reason="NON_FINITE_LOGITS")

@@ -138,6 +138,11 @@ async def test_every_serving_executor_is_loaded_probed_and_reported(stage: Stage
     assert probed["e1"].mean_logprob_difference == pytest.approx(0.3)
     assert probed["e1"].to_perplexity == pytest.approx(2.718281828**0.5)
     assert not any(p.failure_reason or p.nonfinite for p in stage.desk.probes)
+    # Held there for want of a probe, it is probed on; held elsewhere, there is nothing to probe with.
+    for more, executors in (({"golden_prompts": prompts}, {"e0", "e1"}), ({}, set())):
+        stage.desk.probes.clear()
+        await stage.rollout("PAUSED", **more)
+        await eventually(lambda wanted=executors: {p.executor for p in stage.desk.probes} == wanted)
 
 
 async def test_a_refused_load_is_a_reason_and_a_new_executor_is_taken_care_of(stage: Stage) -> None:
@@ -188,6 +193,21 @@ async def test_the_split_is_the_hashs_and_each_answer_names_its_arm(stage: Stage
     for session in sessions[:10]:
         assert (await stage.ask(session)).revision_id == answers[session].revision_id
     assert (await stage.ask("a new one")).revision_id == stage.new
+
+
+async def test_scores_are_not_split_and_follow_the_alias(stage: Stage) -> None:
+    client = stage.world.client()
+
+    async def scored_by() -> set[str]:
+        return {(await client.score([5, 6], [7], adapter="pirate")).revision_id for _ in range(4)}
+
+    await stage.rollout("SPLITTING", share=10_000)
+    assert await scored_by() == {stage.old}
+    moved = cpb.CatalogAlias(tenant="acme", adapter="pirate", alias="prod", revision_id=stage.new)
+    await stage.world.registry.put(cpb.CatalogItem(alias=moved))
+    await stage.rollout("RETAINING", share=10_000)
+    assert await scored_by() == {stage.new}
+    await client.close()
 
 
 async def test_a_rollback_is_every_new_request_at_once_and_no_running_one(stage: Stage) -> None:

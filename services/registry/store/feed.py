@@ -76,9 +76,10 @@ def _rollout(row: Row[Any]) -> Item:
 
 
 def rollout_item(row: RolloutRow) -> RolloutItem:
-    """Returns a rollout as peers see it: prompts and the shadow's share only while they are of use."""
+    """Returns a rollout as peers see it: prompts and the shadow's share only while they are of use; prompts also where
+    it is held in PROBING, for a missing probe comes only from those who have them."""
     position, settings = row.position, row.settings
-    probing = position.state is State.PROBING
+    probing = position.at is State.PROBING
     return RolloutItem(
         name=row.name,
         tenant=row.tenant,
