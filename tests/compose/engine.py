@@ -1,7 +1,7 @@
 """A Docker engine: the one that runs, or one of the test's own for the length of a `with` block.
 
-The own one lives in a directory of the test's and is ended by its process id; nothing of the machine's is touched, but
-that Debian's packages are installed where they are missing.
+The own one lives in a directory of the test's and is ended by its process id; afterwards the machine's packet filter and
+bridges are as they were. Debian's packages are installed where they are missing, and stay.
 """
 
 import contextlib
@@ -111,6 +111,8 @@ def _install() -> None:
 @contextlib.contextmanager
 def _daemon(work: Path) -> Iterator[Engine]:
     work.mkdir(parents=True, exist_ok=True)
+    filters = {save: run([save]) for save in ("iptables-save", "ip6tables-save") if shutil.which(save)}
+    bridge = Path("/sys/class/net/docker0").exists()
     socket = work / "docker.sock"
     found = Engine(f"unix://{socket}", own=True)
     command = [
@@ -134,3 +136,7 @@ def _daemon(work: Path) -> Iterator[Engine]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        for save, text in filters.items():
+            subprocess.run([save.replace("save", "restore")], input=text, text=True, capture_output=True, check=False)
+        if not bridge:
+            subprocess.run(["ip", "link", "del", "docker0"], capture_output=True, check=False)
