@@ -20,6 +20,7 @@ from services.executor.kernels.graphs import CaptureBudget
 from services.executor.kernels.layout import RowLayout
 from services.executor.kernels.work import WorkLimits
 from services.executor.model.attention import AttentionSpan, KvCache
+from services.executor.model.families import NATIVE
 from services.executor.model.flash_attention import FlashAttention, fits
 from services.executor.model.interface import Decoder, ModelInfo, Packed
 from services.executor.model.lora_linear import base_batch
@@ -129,13 +130,11 @@ def prepare(
     _warm(decoder, attention, cache)
     log.info("kernels compiled", gpu=backend.gpu.name, variants=variants, attention=attention.name,
              seconds=round(clock() - began, 1), size_bytes=kernels.memory_bytes)  # fmt: skip
-    if backend.graphs is None or not kernels.can_be_captured or not can_be_captured(attention, backend.device):
+    # transformers' modelling code may ask the device for values on its way, which a capture forbids.
+    capturable = kernels.can_be_captured and decoder.info.path == NATIVE and can_be_captured(attention, backend.device)
+    if backend.graphs is None or not capturable:
         return attention, None
-    assert cache.spare_block is not None
-    graphs = DecodeGraphs(
-        decoder, pool, kernels, attention,
-        device=backend.graphs, where=backend.device, spare_block=cache.spare_block,
-    )  # fmt: skip
+    graphs = DecodeGraphs(decoder, pool, kernels, attention, device=backend.graphs, where=backend.device)
     report = graphs.capture(max_rows=sizes.rows, max_adapters=sizes.rows, budget=backend.budget, clock=clock)
     log.info("graphs captured", captured=report.captured, seconds=round(report.seconds, 1),
              size_bytes=report.size_bytes, over_budget=len(report.over_budget))  # fmt: skip
@@ -153,9 +152,9 @@ def can_be_captured(attention: AttentionMaker, device: torch.device) -> bool:
 def _warm(decoder: Decoder, attention: AttentionMaker, cache: KvCache) -> None:
     """Run a prompt and a decode step of the base over the spare block: libraries compile what they compile lazily."""
     assert cache.spare_block is not None
-    for start, count in ((0, 2), (2, 1)):
+    for count in (min(2, cache.block_size), 1):
         lora = base_batch(RowLayout(count, count, ()))
         tokens = torch.zeros(count, dtype=torch.int64, device=cache.k.device)
-        positions = torch.arange(start, start + count, device=cache.k.device)
-        step = attention.step([AttentionSpan(0, count, start, (cache.spare_block,))])
+        positions = torch.arange(count, device=cache.k.device)
+        step = attention.step([AttentionSpan(0, count, 0, (cache.spare_block,))])
         decoder.logits(decoder.hidden(Packed(tokens, positions, step, lora)), lora)

@@ -69,7 +69,6 @@ class DecodeGraphs:
         *,
         device: GraphDevice,
         where: torch.device,
-        spare_block: int,
     ) -> None:
         self._decoder = decoder
         self._pool = pool
@@ -77,9 +76,9 @@ class DecodeGraphs:
         self._attention = attention
         self._device = device
         self._where = where
-        self._spare = spare_block
         self._inputs: dict[int, _Inputs] = {}
         self._captured: dict[Bucket, _Captured] = {}
+        self.report: CaptureReport | None = None  # of the last `capture`
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -101,13 +100,14 @@ class DecodeGraphs:
                 over.append(bucket)
             elif not self._capture(bucket):
                 unequal.append(bucket)
-        return CaptureReport(
+        self.report = CaptureReport(
             captured=len(self._captured),
             seconds=clock() - began,
             size_bytes=self._device.used_bytes() - before,
             over_budget=tuple(over),
             unequal=tuple(unequal),
         )
+        return self.report
 
     def _capture(self, bucket: Bucket) -> bool:
         """Capture a bucket with padding rows alone; say whether replaying it gives the bits of an eager step."""

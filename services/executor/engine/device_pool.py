@@ -114,7 +114,7 @@ class DevicePool:
         for first, last in _runs(pages):
             rows = slice(first * self.rows_per_page, last * self.rows_per_page)
             for tensor in self._tensors():
-                tensor[:, rows] = value
+                tensor[:, rows].fill_(value)
 
     def prepare(self, pages: Sequence[int]) -> None:
         """Make newly given pages zero."""

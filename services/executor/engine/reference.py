@@ -92,9 +92,9 @@ def reference_logprobs(
 
     Runs on the device thread, as any step. `prompt` and `continuation` have at least one token each, all known.
     """
-    tokens = torch.tensor([*prompt, *continuation[:-1]])
+    tokens = torch.tensor([*prompt, *continuation[:-1]], device=decoder.info.device)
     lora = PlainAdapter(adapter, decoder.groups)
-    packed = PlainPacked(tokens, torch.arange(len(tokens)), PlainAttention(), lora)
+    packed = PlainPacked(tokens, torch.arange(len(tokens), device=tokens.device), PlainAttention(), lora)
     hidden = decoder.hidden(_as_packed(packed))
     found: list[float] = []
     size = max(1, CHUNK_LOGITS // decoder.info.vocab_size)

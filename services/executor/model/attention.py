@@ -42,15 +42,15 @@ class KvCache:
         """Zero blocks that were just handed out: nothing of their last owner is left, and padding is finite."""
         if blocks:
             index = torch.tensor(blocks, device=self.k.device)
-            self.k[:, index] = 0.0
-            self.v[:, index] = 0.0
+            self.k.index_fill_(1, index, 0.0)
+            self.v.index_fill_(1, index, 0.0)
 
     def erase(self, blocks: Sequence[int]) -> None:
         """With `poison`, fill blocks that nobody holds with NaN. Otherwise nothing: `clear` comes before any use."""
         if self._poison and blocks:
             index = torch.tensor(blocks, device=self.k.device)
-            self.k[:, index] = float("nan")
-            self.v[:, index] = float("nan")
+            self.k.index_fill_(1, index, float("nan"))
+            self.v.index_fill_(1, index, float("nan"))
 
 
 @dataclass(frozen=True, slots=True)

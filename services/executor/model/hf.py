@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ def _load_checked(
         check_structure(AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False))
     model = _load(directory, dtype).to(device)  # before it is checked: what is checked is what serves
     expected = record(model, info)
-    decoder = TransformersDecoder(model, info=info)
+    decoder = TransformersDecoder(model, info=replace(info, device=model.device))
     compare(decoder, expected)
     return decoder
 

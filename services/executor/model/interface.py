@@ -33,6 +33,7 @@ class ModelInfo:
     max_context: int
     eos_ids: frozenset[int]
     dtype: torch.dtype
+    device: torch.device | str = "cpu"
 
 
 class Attention(Protocol):

@@ -80,6 +80,7 @@ class NativeDecoder:
             max_context=max_context,
             eos_ids=config.eos_ids,
             dtype=embedding.dtype,
+            device=embedding.device,
         )
         self._groups = _groups(config)
         self._places = {
