@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 import triton
@@ -12,6 +14,9 @@ from services.executor.kernels import triton_decode, triton_prefill
 from services.executor.kernels.layout import RowLayout, make_layout
 from services.executor.kernels.reference import ReferenceStep
 from services.executor.kernels.variants import VARIANTS, Variant
+from services.executor.model.attention import AttentionSpan, KvCache
+from services.executor.model.flash_attention import FlashAttention
+from services.executor.model.paged_attention import TorchAttention
 
 TOLERANCE = {torch.bfloat16: (6e-2, 2e-2), torch.float16: (8e-3, 4e-3)}
 RANKS = (1, 3, 12, 16, 63, 128)
@@ -94,3 +99,34 @@ def check_graphs(device: Device) -> Iterator[tuple[str, str]]:
         if compilations() != before:
             faults.append("something was compiled after the first step")
         yield f"graph == eager {name}", ", ".join(faults)
+
+
+def check_attention(device: Device) -> Iterator[tuple[str, str]]:
+    """Yield whether the library's attention is torch's: chunks beside decoding rows, decoding alone, fixed buffers."""
+    if device.rehearse or find_spec("flashinfer") is None:
+        yield "attention (torch's own, no library here)", ""
+        return
+    for name, shapes in (("mixed", ((300, 0), (1, 40), (64, 100))), ("decode", ((1, 0), (1, 77), (1, 400)))):
+        spans, row, block = [], 0, 1
+        for count, start in shapes:
+            need = -(-(start + count) // 16)
+            spans.append(AttentionSpan(row, count, start, tuple(range(block + need - 1, block - 1, -1))))
+            row, block = row + count, block + need
+        where = {"device": device.torch_name, "dtype": torch.bfloat16}
+        q, k, v = (torch.randn(row, heads, 128, **where) for heads in (32, 8, 8))
+        found = []
+        for library in (None, import_module("flashinfer")):
+            torch.manual_seed(1)
+            cache = KvCache(layers=1, blocks=128, block_size=16, kv_heads=8, head_dim=128, spare=True, **where)
+            cache.k.normal_()
+            cache.v.normal_()
+            sizes = {"q_heads": 32, "kv_heads": 8, "max_context": 512}
+            maker = FlashAttention(cache, **sizes, library=library) if library else TorchAttention(cache, **sizes)
+            steps = [maker.step(spans)]
+            if name == "decode":
+                fixed = maker.fixed(row)
+                fixed.fill(spans)
+                steps.append(fixed)
+            found += [step.attend(0, q, k, v, scale=128**-0.5) for step in steps]
+        off = max(float((found[0].float() - other.float()).abs().max()) for other in found[1:])
+        yield f"attention by {maker.name}, {name}", "" if off < 3e-2 else f"off by {off:.3g}"
