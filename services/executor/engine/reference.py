@@ -36,7 +36,9 @@ class PlainAdapter:
 
         Shapes: y [rows, sum(out)], x [rows, in]. Products in float32; y of another dtype is rounded once.
         """
-        spec = self._groups[group]
+        spec = self._groups.get(group)
+        if spec is None:  # A head that is the embedding is no module of its own.
+            return
         column = 0
         for path, width in zip(spec.paths[layer], spec.out_features, strict=True):
             module = self._modules.get(path)

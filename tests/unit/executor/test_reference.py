@@ -46,6 +46,16 @@ def test_the_reference_is_peft(family, load, name: str) -> None:
     assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < TOLERANCE
 
 
+@pytest.mark.parametrize("load", [load_native, load_transformers])
+def test_a_base_whose_head_is_its_embedding_has_a_reference(tmp_path, load) -> None:
+    base = make_base(tmp_path / "base", tie_word_embeddings=True)
+    make_adapter(base, tmp_path / "one", seed=1, r=5, lora_alpha=9, target_modules=ALL)
+    decoder, adapter = load(tmp_path / "base", dtype=torch.float32), read_bundle(base, tmp_path / "one").host()
+    found = reference_logprobs(decoder, adapter, prompt=TOKENS[:P], continuation=TOKENS[P:])
+    expected = wanted(with_adapter(base, tmp_path / "one"))
+    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < TOLERANCE
+
+
 def test_a_window_and_a_cap_are_those_of_the_served_attention(tmp_path) -> None:
     base = make_base(tmp_path / "base", "mistral", sliding_window=16)
     decoder = load_native(tmp_path / "base", dtype=torch.float32)
