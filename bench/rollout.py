@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from bench.figures import RESULTS, Figure, report
-from services.registry.rollout.arms import Arm, ArmStats, StepStats
+from services.registry.rollout.arms import ArmStats, StepStats
 from services.registry.rollout.machine import Evidence, Move, Position, decide
 from services.registry.rollout.sequences import GROUPS, Grouped, Moments
 from services.registry.rollout.settings import Settings
 from services.registry.rollout.states import State
+from services.shared.split import Arm
 
 LOOK = 40
 MOST = 4000

@@ -14,8 +14,6 @@ from services.shared.split import Arm, arm_of, bucket_of
 
 IDLE_S = 600.0
 MAX_CONVERSATIONS = 100_000
-# The step that copies of requests belong to.
-SHADOW_STEP = -1
 
 
 @dataclass(frozen=True, slots=True)

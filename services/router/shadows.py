@@ -17,10 +17,10 @@ from services.router.observing import Observer
 from services.router.passage import RelayParts
 from services.router.ports import Catalog
 from services.router.relay import Relay
-from services.router.rollout_split import SHADOW_STEP, Side
+from services.router.rollout_split import Side
 from services.shared.catalog import RolloutItem
 from services.shared.errors import LoraportError
-from services.shared.split import bucket_of
+from services.shared.split import SHADOW_STEP, bucket_of
 
 log = structlog.get_logger()
 

@@ -137,11 +137,6 @@ class CatalogView:
         owner = self.tenants.get(tenant)
         return owner.quota if owner is not None else NO_QUOTA
 
-    def held_by_rollouts(self, base_model: str) -> frozenset[str]:
-        """Returns the revisions of a base model that a running rollout needs, the old ones and the new ones."""
-        running = (item for item in self.rollouts.values() if item.base_model == base_model)
-        return frozenset(name for item in running for name in (item.from_revision_id, item.to_revision_id))
-
     def apply(self, items: Iterable[Item], *, epoch: int, synced: bool) -> list[RevisionItem]:
         """Takes a part of the catalog; returns the revisions that are newly REVOKED by it, or ACTIVE no longer."""
         revoked = []

@@ -17,6 +17,9 @@ from typing import Literal
 BUCKETS = 10_000
 
 Arm = Literal["new", "control", "old"]
+ARMS: tuple[Arm, ...] = ("new", "control", "old")
+# The step that copies of requests belong to.
+SHADOW_STEP = -1
 
 
 def split_unit(*, session: str, user: str, request: str) -> str:

@@ -49,7 +49,8 @@ async def test_a_good_revision_is_promoted_step_by_step(rig: Rig, hands: Hands, 
     assert (rollout.state, rollout.from_revision_id, rollout.share_percent) == (State.STATE_PRELOADING, hands.old, 0)
     assert rollout.name == f"{ADAPTER}/rollouts/r1"
     assert await peer.catch_up(TIMEOUT)
-    assert peer.view.held_by_rollouts("base") == {hands.old, hands.new}
+    seen = peer.view.rollouts[KEY]
+    assert (seen.from_revision_id, seen.to_revision_id) == (hands.old, hands.new)
     await hands.ready(rollout.name, "e0")
     assert (await hands.get(rollout.name)).state == State.STATE_PRELOADING, "one of two executors is no quorum"
     await hands.ready(rollout.name, "e1")

@@ -2,13 +2,11 @@
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from services.registry.rollout.sequences import Failures, Grouped, Moments
+from services.shared.split import Arm
 
-Arm = Literal["new", "control", "old"]
-ARMS: tuple[Arm, ...] = ("new", "control", "old")
-SHADOW_STEP = -1
 NON_FINITE = "NON_FINITE_LOGITS"
 
 

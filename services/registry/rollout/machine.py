@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from services.registry.rollout.arms import SHADOW_STEP, StepStats
+from services.registry.rollout.arms import StepStats
 from services.registry.rollout.judge import Verdict, exhausted, judge, judge_shadow
 from services.registry.rollout.settings import WHOLE, Settings
 from services.registry.rollout.states import ENDED, Event, State, after
 from services.shared.errors import REASONS, Code
+from services.shared.split import SHADOW_STEP
 
 Pointing = Literal["", "old", "new"]
 

@@ -13,9 +13,9 @@ from services.registry.catalog import check_etag
 from services.registry.desk import Desk, Note, page_of
 from services.registry.ports import Randomness
 from services.registry.records import RolloutRow
-from services.registry.rollout.arms import SHADOW_STEP
 from services.registry.rollout.control import Action, control
 from services.registry.rollout.plan import plan
+from services.registry.rollout.states import ENDED
 from services.registry.servicers import rollout_messages as messages
 from services.registry.starting import new_rollout
 from services.registry.store import adapters, rollouts
@@ -24,6 +24,7 @@ from services.shared.errors import FaultList, LoraportError
 from services.shared.names import parse_adapter, parse_rollout
 from services.shared.paging import PageTokens, page_size
 from services.shared.rpc.server import current_call
+from services.shared.split import SHADOW_STEP
 
 ALL = "tenants/-"
 DEFAULT_ALIAS = "prod"
@@ -176,7 +177,7 @@ class RolloutServicer(stubs.RolloutServiceServicer):
         return await self._desk.take(work)
 
 
-_ENDED = (pb.Rollout.STATE_SUCCEEDED, pb.Rollout.STATE_ROLLED_BACK, pb.Rollout.STATE_ABORTED)
+_ENDED = frozenset(pb.Rollout.State.Value(f"STATE_{state}") for state in ENDED)
 
 
 def _shown(view: Connection, name: str) -> pb.Rollout:

@@ -23,6 +23,7 @@ from services.registry.store.tables import (
 from services.shared.errors import LoraportError
 from services.shared.names import AdapterName
 from services.shared.paging import Key
+from services.shared.split import Arm
 
 _OWNER = rollouts.c.rollout_row
 # The bare column, as the partial index has it.
@@ -186,7 +187,7 @@ def take_sequence(
     return True, sequence
 
 
-def add_stats(transaction: Transaction, row: RolloutRow, step: int, more: dict[arms.Arm, ArmStats]) -> None:
+def add_stats(transaction: Transaction, row: RolloutRow, step: int, more: dict[Arm, ArmStats]) -> None:
     """Adds what was seen of the arms in a step."""
     for arm, stats in more.items():
         of_arm = (
