@@ -132,3 +132,9 @@ def test_a_line_that_is_no_prompt_is_wrong_use(tmp_path: Path, line: str) -> Non
     (tmp_path / "f").write_text(f"fine\n{line}\n")
     with pytest.raises(Exception, match="line 2"):
         read_prompts(tmp_path / "f")
+
+
+def test_a_file_without_a_prompt_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("\n  \n")
+    with pytest.raises(Exception, match="holds no prompt"):
+        read_prompts(tmp_path / "f")

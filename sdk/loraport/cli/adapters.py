@@ -30,7 +30,9 @@ app = typer.Typer(help="Adapters and their revisions.", no_args_is_help=True)
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", readable=False, help="Holds adapter_config.json and adapter_model.safetensors.")
 ]
-Name = Annotated[str, typer.Argument(metavar="ADAPTER", help="NAME with --tenant, TENANT/NAME[@vN], or sha256:…")]
+Name = Annotated[
+    str, typer.Argument(metavar="ADAPTER", help="NAME with --tenant, TENANT/NAME, TENANT/NAME@vN, or sha256:…")
+]
 Version = Annotated[int | None, typer.Option("--version", help="The publisher's number.", min=1)]
 
 # What `register` and `import` ask alike.

@@ -16,7 +16,7 @@ Alias = Annotated[str, typer.Argument(metavar="ALIAS", help="Id of the alias, e.
 
 @app.command("set")
 def set_alias(
-    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="NAME with --tenant, or TENANT/NAME[@vN].")],
+    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="NAME with --tenant, TENANT/NAME, TENANT/NAME@vN.")],
     alias: Alias,
     revision: Annotated[
         str | None, typer.Option("--revision", help="sha256:…; default: --version, or the newest ACTIVE one.")

@@ -111,6 +111,10 @@ def _arm(arm: Any) -> str:
     return cells + (f"  {arm.accepted_count} of {judged} accepted" if judged else "")
 
 
+# A bound above a thousandfold says that nothing is known.
+MOST_SHOWN = 1000.0
+
+
 def _comparison(item: Any) -> str:
     name = item.metric.removesuffix("_ms").replace("_", " ")
     if item.metric in _PERCENT:
@@ -118,7 +122,7 @@ def _comparison(item: Any) -> str:
     if item.metric == "repetition":
         ends = f" ({item.low:+.2f} to {item.high:+.2f})" if item.HasField("low") else ""
         return f"{name:18} {item.estimate:+.2f}{ends}"
-    if not item.HasField("low"):
+    if not item.HasField("low") or item.high > MOST_SHOWN:
         return f"{name:18} not known yet"
     percent = [f"{100 * (value - 1):+.1f} %" for value in (item.estimate, item.low, item.high)]
     return f"{name:18} {percent[0]} ({percent[1]} to {percent[2]})"

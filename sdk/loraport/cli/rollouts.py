@@ -28,7 +28,7 @@ _UNITS = {"ms": 0.001, "s": 1, None: 1, "min": 60, "m": 60, "h": 3600, "d": 86_4
 
 @app.command("start")
 def start(
-    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="NAME with --tenant, or TENANT/NAME[@vN].")],
+    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="NAME with --tenant, TENANT/NAME, TENANT/NAME@vN.")],
     tenant: OptionalTenant = None,
     version: Annotated[int | None, typer.Option("--version", min=1, help="Default: the newest ACTIVE one.")] = None,
     revision: Annotated[str | None, typer.Option("--revision", help="sha256:… to move to, instead.")] = None,
@@ -313,4 +313,6 @@ def read_prompts(path: Path | None) -> "list[RolloutPrompt]":
             )
         except (ValueError, KeyError, TypeError):
             raise wrong_use(f"{path}, line {number}: a JSON object with text or token_ids was expected") from None
+    if not prompts:
+        raise wrong_use(f"{path} holds no prompt")
     return prompts
