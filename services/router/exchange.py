@@ -5,6 +5,7 @@ import json
 from typing import Protocol
 
 from services.router.shared_work import EXCHANGE_S, STALE_S, SharedWork
+from services.shared.board import asked_to_end
 from services.shared.clock import Clock
 
 MAX_REPORT_BYTES = 1 << 20
@@ -61,9 +62,10 @@ class Exchange:
                 await self._board.drop_work(name)
 
     async def _run(self) -> None:
-        while True:
-            await self.once()
+        await self.once()
+        while not asked_to_end():
             await asyncio.sleep(EXCHANGE_S)
+            await self.once()
 
 
 def decode(data: bytes) -> tuple[float, dict[str, float]] | None:

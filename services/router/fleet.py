@@ -14,6 +14,7 @@ from services.router.fleet_view import ExecutorView, FleetView
 from services.router.members import Members
 from services.router.ports import Executor, NoticeBoard
 from services.router.prices import PriceBook
+from services.shared.board import asked_to_end
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 
@@ -125,7 +126,8 @@ class Fleet:
             await asyncio.sleep(self._interval_s if not self.members.fault(name) else min(0.25, self._interval_s))
 
     async def _read_board(self) -> None:
-        while True:
+        while not asked_to_end():
             for name, notice in (await self._board.get(tuple(self._ports))).items():
                 self.members.heard(name, notice)
-            await asyncio.sleep(self._interval_s)
+            if not asked_to_end():
+                await asyncio.sleep(self._interval_s)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from services.router.capacity import PoolNeeds
 from services.router.popularity import Popularity
+from services.shared.board import asked_to_end
 from services.shared.clock import Clock
 
 EXCHANGE_S = 2.0
@@ -86,9 +87,10 @@ class Gauges:
             return
 
     async def _run(self) -> None:
-        while True:
-            await self.once()
+        await self.once()
+        while not asked_to_end():
             await asyncio.sleep(EXCHANGE_S)
+            await self.once()
 
 
 def decode(data: bytes) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """The notice board in Valkey or Redis. Losing it loses nothing: every call here may fail and says so quietly."""
 
+import asyncio
 from collections.abc import Sequence
 
 import structlog
@@ -14,6 +15,13 @@ log = structlog.get_logger()
 TIMEOUT_S = 0.5
 WORK, WORK_TTL_S = "work", 60
 WORK_KEY = f"loraport:{WORK}"
+
+
+def asked_to_end() -> bool:
+    """Whether the running task was cancelled. A loop over the board asks: the client of the board may swallow a
+    cancellation that comes in the middle of a call, and then nobody would ever hear of it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Board:

@@ -1,6 +1,7 @@
 """Three routers over one Valkey: their counters come together, also after the board was lost."""
 
 import asyncio
+import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
@@ -100,6 +101,29 @@ async def test_it_runs_in_the_background_and_takes_its_report_away(
     assert await other.board.get_work() == {}
     await router.board.close()
     await other.board.close()
+
+
+async def test_it_ends_also_when_its_board_swallows_the_cancellation() -> None:
+    """As a client may that is cancelled in the middle of a call."""
+
+    class Swallowing:
+        async def put_work(self, router: str, report: bytes) -> bool:
+            entered.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            return False
+
+        async def get_work(self) -> dict[str, bytes]:
+            return {}
+
+        async def drop_work(self, router: str) -> None: ...
+
+    entered = asyncio.Event()
+    exchange = Exchange(Swallowing(), SharedWork(Ledger(), router="r0"), clock=SystemClock())
+    exchange.start()
+    await entered.wait()
+    async with asyncio.timeout(10):
+        await exchange.stop()
 
 
 def test_what_is_not_a_report_is_ignored() -> None:
