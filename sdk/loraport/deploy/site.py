@@ -22,12 +22,14 @@ BOARD_USERS = ("router", "executor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executor:
-    """An executor: its id, its address for the router, where it finds its loader, and the names in its certificate."""
+    """An executor: its id, its address for the router, where it finds its loader, and the names in its certificate;
+    `device` is `cpu` or `cuda`."""
 
     name: str
     address: str
     loader_address: str
     hosts: tuple[str, ...]
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +53,20 @@ class Site:
 def compose_site(*, base_model: str, executors: tuple[str, ...], public: tuple[str, ...]) -> Site:
     """Returns the site of `deploy/compose.yaml`: every service is reached under its own name on the networks.
 
-    `public` are further names of the host, for the two doors that are published.
+    `public` are further names of the host, for the two doors that are published. Executors of the profile `gpu` have
+    it in their names.
     """
     doors = ("localhost", *public)
     return Site(
         base_model=base_model,
         executors=tuple(
-            Executor(name=name, address=f"{name}:{EXECUTOR}", loader_address=f"loader:{LOADER}", hosts=(name,))
+            Executor(
+                name=name,
+                address=f"{name}:{EXECUTOR}",
+                loader_address=f"loader:{LOADER}",
+                hosts=(name,),
+                device="cuda" if name.startswith("executor-gpu-") else "cpu",
+            )
             for name in executors
         ),
         hosts={
@@ -186,6 +195,7 @@ def executor_config(site: Site, executor: Executor, *, name: str, board_password
         "listen": f"{ANY}:{EXECUTOR}",
         "base_dir": BASE,
         "base_model": site.base_model,
+        "model": {"device": executor.device},
         "tls": _tls(),
         "trust_dir": KEYS,
         "registry_address": f"{site.host('registry')}:{REGISTRY}",

@@ -87,6 +87,16 @@ def test_no_secret_is_with_somebody_else(tmp_path: Path) -> None:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
+def test_executors_compute_where_their_profile_says(tmp_path: Path) -> None:
+    Materials(tmp_path, COMPOSE).make({})
+    configs = {
+        name: json.loads((tmp_path / name / "config.json").read_bytes()) for name in ("executor-0", "executor-gpu-0")
+    }
+    assert {name: config["model"]["device"] for name, config in configs.items()} == {
+        "executor-0": "cpu", "executor-gpu-0": "cuda",
+    }  # fmt: skip
+
+
 def test_a_second_run_keeps_everything_and_a_new_executor_joins(tmp_path: Path) -> None:
     one = compose_site(base_model="base", executors=("executor-0",), public=())
     Materials(tmp_path, one).make({})
