@@ -7,6 +7,7 @@ finds it done.
 import asyncio
 
 import structlog
+from sqlalchemy import Connection
 
 from services.registry import moving
 from services.registry.records import RolloutRow
@@ -45,8 +46,8 @@ class RolloutTicker:
         for row in self._due():
             try:
                 self._move(row)
-            except LoraportError as error:
-                log.error("rollout not moved", rollout=row.name, reason=error.reason, why=error.message)
+            except Exception as error:
+                log.error("rollout not moved", rollout=row.name, why=str(error), exc_info=_unforeseen(error))
 
     def _move(self, row: RolloutRow) -> None:
         with self._database.write() as transaction:
@@ -58,12 +59,20 @@ class RolloutTicker:
     def _due(self) -> list[RolloutRow]:
         """Returns the rollouts that have a move to make, by a reader's view, which stops no writer."""
         with self._database.read() as connection:
-            return [
-                row
-                for row in rollouts.running(connection)
-                if machine.decide(row.position, row.settings, rollouts.evidence(connection, row), now_us=self._now_us())
-                is not None
-            ]
+            return [row for row in rollouts.running(connection) if self._has_move(connection, row)]
+
+    def _has_move(self, connection: Connection, row: RolloutRow) -> bool:
+        try:
+            evidence = rollouts.evidence(connection, row)
+            return machine.decide(row.position, row.settings, evidence, now_us=self._now_us()) is not None
+        except (ArithmeticError, ValueError, LookupError) as error:
+            log.error("rollout not judged", rollout=row.name, why=str(error), exc_info=error)
+            return False
 
     def _now_us(self) -> int:
         return int(self._clock.now() * 1_000_000)
+
+
+def _unforeseen(error: Exception) -> Exception | None:
+    """Returns an error whose traceback somebody should read: any that has no reason of its own."""
+    return None if isinstance(error, LoraportError) else error

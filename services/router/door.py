@@ -22,6 +22,7 @@ from services.router.lanes import SHORT_CHARS, Lanes
 from services.router.ports import Catalog
 from services.router.rollout_split import Conversations, Side, choose, revision_of
 from services.router.validate import (
+    MAX_SESSION_CHARS,
     Prompt,
     RequestLimits,
     Sampling,
@@ -124,7 +125,9 @@ class Door:
         """
         request_id = uuid.uuid4().hex
         unit = split_unit(session=ask.session_id, user=ask.user, request=request_id)
-        base, revision, side = await self._resolve(tenant, ask.target, unit=unit, session=ask.session_id)
+        # What is too long to be a session is refused below, and not remembered here.
+        session = ask.session_id if len(ask.session_id) <= MAX_SESSION_CHARS else ""
+        base, revision, side = await self._resolve(tenant, ask.target, unit=unit, session=session)
         limits = self._limits(base)
         check_request(
             ask.prompt,

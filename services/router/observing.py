@@ -25,8 +25,13 @@ _NOT_ITS_DOING = frozenset(
 class Observed:
     """One request. Used as a context manager around its answer; `saw` is told of every event before the caller is."""
 
-    def __init__(self, side: Side | None, outboxes: Outboxes, clock: Clock, *, timeout_s: float | None) -> None:
+    def __init__(
+        self, side: Side | None, outboxes: Outboxes, clock: Clock, *, timeout_s: float | None, hurried: bool = False
+    ) -> None:
+        """`hurried`: the caller itself says how long it waits for a first token."""
         self.side = side
+        self._hurried = hurried
+        self._begun = False
         self._ends = None if timeout_s is None else clock.monotonic() + timeout_s - DEADLINE_MARGIN_S
         self._outboxes = outboxes
         self._clock = clock
@@ -41,6 +46,7 @@ class Observed:
         if self.side is None:
             return
         if isinstance(event, Started):
+            self._begun = True
             self._cold = event.load_ms > 0
         elif isinstance(event, Tokens) and event.index == 0 and event.token_ids:
             self._last = self._clock.monotonic()
@@ -56,6 +62,8 @@ class Observed:
         reason = self._reason(error) if error is not None else ""
         if self.side is None or reason in _NOT_ITS_DOING:
             return
+        if reason == "DEADLINE_EXCEEDED" and (not self._begun or (self._hurried and self._first is None)):
+            return  # Else whoever sets a deadline that nobody meets would decide about the revision, and at no cost.
         first_ms = (self._first - self._placed) * 1000 if self._first is not None else 0.0
         further = len(self._token_ids) - 1
         observation = Observation(
@@ -93,7 +101,8 @@ class Observer:
 
     def watch(self, job: Job, *, timeout_s: float | None = None) -> Observed:
         """Returns what watches an admitted request that has `timeout_s` left."""
-        return Observed(job.side, self.outboxes, self._clock, timeout_s=timeout_s)
+        hurried = job.first_token_timeout_s is not None
+        return Observed(job.side, self.outboxes, self._clock, timeout_s=timeout_s, hurried=hurried)
 
     def answered(self, tenant: str, request_id: str, job: Job) -> None:
         """The caller has begun to get an answer, which it may have a word on."""

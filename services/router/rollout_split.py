@@ -6,6 +6,7 @@ has been still for `IDLE_S`. A share that falls is a rollback: then every reques
 of conversations that the new one has begun.
 """
 
+import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from services.shared.catalog import CatalogView, RolloutItem
 from services.shared.split import Arm, arm_of, bucket_of
 
 IDLE_S = 600.0
-MAX_CONVERSATIONS = 100_000
+MAX_CONVERSATIONS = 10_000  # of one tenant in one rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +39,36 @@ def revision_of(item: RolloutItem, arm: Arm) -> str:
 
 
 class Conversations:
-    """Conversations that the old revision has begun to answer. Times in seconds on the caller's monotonic clock."""
+    """Conversations that the old revision has begun to answer. Times in seconds on the caller's monotonic clock.
+
+    Each tenant has a memory of its own in each rollout, of at most `most` conversations, so none makes another forget.
+    """
 
     def __init__(self, *, most: int = MAX_CONVERSATIONS, idle_s: float = IDLE_S) -> None:
         self._most = most
         self._idle_s = idle_s
-        # (rollout, tenant, session) → when it was last heard of; longest ago first.
-        self._old: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        # (rollout, tenant) → digest of the session → when it was last heard of; longest ago first.
+        self._old: dict[tuple[str, str], OrderedDict[bytes, float]] = {}
 
     def __len__(self) -> int:
-        return len(self._old)
+        return sum(len(known) for known in self._old.values())
 
     def settle(self, item: RolloutItem, arm: Arm, *, tenant: str, session: str, now: float) -> Arm:
         """Returns the arm of a conversation's next request, and remembers it. Without a session there is none."""
         if not session:
             return arm
-        key = (item.name, tenant, session)
-        heard = self._old.pop(key, None)
+        known = self._old.setdefault((item.name, tenant), OrderedDict())
+        key = hashlib.sha256(session.encode()).digest()[:16]
+        heard = known.pop(key, None)
         if arm == "new" and (heard is None or now - heard > self._idle_s):
             return "new"
-        self._old[key] = now
-        while self._old and (len(self._old) > self._most or next(iter(self._old.values())) < now - self._idle_s):
-            self._old.popitem(last=False)
+        known[key] = now
+        while known and (len(known) > self._most or next(iter(known.values())) < now - self._idle_s):
+            known.popitem(last=False)
         # It is no control any more: its like are in the new arm.
         return "old" if arm == "new" else arm
 
     def forget(self, view: CatalogView) -> None:
         """Drops what is remembered of rollouts that no longer run."""
         running = {item.name for item in view.rollouts.values()}
-        for key in [key for key in self._old if key[0] not in running]:
-            del self._old[key]
+        self._old = {key: known for key, known in self._old.items() if key[0] in running}

@@ -59,6 +59,8 @@ class Shadows:
             weight=WEIGHT,
             priority=LOWEST_PRIORITY,
             session_id="",
+            # A caller's own patience is no measure of a copy.
+            first_token_timeout_s=None,
         )
         task = asyncio.create_task(self._run(copy))
         self._copies.add(task)

@@ -333,7 +333,10 @@ class Engine:
             return True
 
     def ask(self, question: Callable[[], _T]) -> Future[_T]:
-        """Compute something on the device thread, between two steps; fails with Refused: DRAINING when it has ended."""
+        """Compute something on the device thread, between two steps; fails with Refused: DRAINING when it has ended.
+
+        It is computed also when whoever asked has gone away meanwhile.
+        """
         answer: Future[_T] = Future()
         if not self._post(lambda: _answer(answer, question)):
             answer.set_exception(Refused(RefusalReason.DRAINING, "the executor has stopped"))
@@ -341,7 +344,12 @@ class Engine:
 
 
 def _answer(waiter: Future[_T], question: Callable[[], _T]) -> None:
+    heard = waiter.set_running_or_notify_cancel()
     try:
-        waiter.set_result(question())
+        result = question()
     except Exception as error:
-        waiter.set_exception(error)
+        if heard:
+            waiter.set_exception(error)
+    else:
+        if heard:
+            waiter.set_result(result)

@@ -207,7 +207,8 @@ def _moments(name: str, steps: Sequence[StepStats]) -> Interval:
 
 
 def _quotient(found: Interval) -> tuple[float, float, float]:
-    return math.exp(found.estimate), math.exp(found.low), math.exp(min(found.high, 700.0))
+    estimate, low, high = (math.exp(min(value, 700.0)) for value in (found.estimate, found.low, found.high))
+    return estimate, low, high
 
 
 def _shares(kind: str, word: Word, steps: Sequence[StepStats]) -> Comparison:

@@ -22,6 +22,7 @@ from services.shared.split import ARMS, SHADOW_STEP
 
 MAX_OBSERVATIONS = 10_000
 MAX_MS = 1e9
+MIN_MS = 1e-3  # 0 is no time at all; nothing real is faster than a microsecond
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,62}")
 
@@ -234,7 +235,7 @@ def read_observations(request: pb.ReportObservationsRequest, settings: Settings)
         numbers = (item.first_token_ms, item.per_token_ms)
         good = (
             item.arm in ARMS
-            and all(math.isfinite(value) and 0 <= value <= MAX_MS for value in numbers)
+            and all(math.isfinite(value) and (value == 0 or MIN_MS <= value <= MAX_MS) for value in numbers)
             and 0 <= item.repetition <= 1
             and item.output_token_count >= 0
         )

@@ -114,3 +114,28 @@ def test_a_bug_in_the_loop_ends_every_request_and_refuses_more(base) -> None:
     with pytest.raises(Refused):
         ask(engine, "y")
     engine.close()
+
+
+def test_who_gives_up_asking_harms_nobody(base) -> None:
+    faults: list[BaseException] = []
+    engine = start(base[1], faults)
+    begun, go_on, answered = threading.Event(), threading.Event(), []
+
+    def slow() -> str:
+        begun.set()
+        assert go_on.wait(30)
+        return "late"
+
+    first = engine.ask(slow)
+    assert begun.wait(30)
+    later = [engine.ask(lambda: answered.append(1)), engine.ask(lambda: 1 // 0), engine.evict("sha256:x")]
+    for given_up in (first, *later):
+        given_up.cancel()
+    go_on.set()
+    assert engine.ask(lambda: "still here").result(30) == "still here"
+    assert answered == [1]
+    running = ask(engine, "x")
+    assert running.over.wait(30)
+    assert running.ended[0].reason is FinishReason.LENGTH
+    assert faults == []
+    engine.close()

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from services.registry.rollout import arms
 from services.registry.rollout.arms import ArmStats, Observation, StepStats
-from services.registry.rollout.judge import Verdict, exhausted, judge, judge_shadow
+from services.registry.rollout.judge import Verdict, _quotient, exhausted, judge, judge_shadow
 from services.registry.rollout.sequences import (
     MIN_SPREAD,
     Failures,
     Grouped,
+    Interval,
     Moments,
     difference,
     likelihood_ratio,
@@ -241,3 +242,12 @@ def test_logits_that_are_no_numbers_fail_at_once_also_in_a_shadow() -> None:
     assert verdict(bad).word == "FAIL"
     assert judge_shadow(bad, gates=Gates()).word == "FAIL"
     assert judge_shadow(step({}), gates=Gates()).word == "PASS"
+
+
+def test_times_beyond_all_measure_are_judged_too() -> None:
+    stats = step({})
+    for arm, ms in (("new", 1e9), ("control", 1e-3)):
+        for _ in range(5000):
+            stats.arm(arm).take(Observation(arm=arm, first_token_ms=ms, per_token_ms=ms, ok=True, output_tokens=9))
+    assert verdict(stats).word == "FAIL"
+    assert all(math.isfinite(value) for value in _quotient(Interval(800.0, 790.0, 900.0, 1.0)))

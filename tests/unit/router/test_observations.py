@@ -1,6 +1,7 @@
 """What is told to the registry: everything once, in order, bounded; what clients say, only of their own answers."""
 
 import asyncio
+import contextlib
 import math
 from typing import Any
 
@@ -86,6 +87,31 @@ def test_answers_are_remembered_for_their_tenant_for_a_while_and_not_without_bou
         answers.given("acme", name, None, now=2.0)
     assert answers.judged("acme", "b", now=2.0) == (False, None)
     assert answers.judged("acme", "d", now=2.0) == (True, None)
+
+
+def ended_early(error: BaseException, *, begun: bool, patience_s: float | None = None) -> bool:
+    """Returns whether a request without a token that ended by `error` is observed."""
+    observer = Observer(clock=ManualClock())
+    job = Job(
+        id="q", tenant="acme", weight=1.0, base=None, revision=None, prompt_token_ids=(1,), sampling=None, side=SIDE,
+        first_token_timeout_s=patience_s,
+    )  # type: ignore[arg-type]  # fmt: skip
+    started = Started(
+        revision_id="new", base_id="b", executor="e", queue_ms=0, load_ms=0.0, prompt_token_ids=(1,), version=1
+    )
+    with contextlib.suppress(type(error)), observer.watch(job, timeout_s=9.0) as observed:
+        if begun:
+            observed.saw(started)
+        raise error
+    return observer.outboxes.of("r1").next() is not None
+
+
+def test_a_deadline_that_nobody_meets_decides_about_nothing() -> None:
+    late, broken = LoraportError("DEADLINE_EXCEEDED"), LoraportError("NON_FINITE_LOGITS")
+    assert not ended_early(late, begun=False)
+    assert not ended_early(late, begun=True, patience_s=1e-9)
+    assert ended_early(late, begun=True)
+    assert ended_early(broken, begun=True, patience_s=1e-9)
 
 
 def watched(error: BaseException | None = None, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Any:

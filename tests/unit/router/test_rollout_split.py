@@ -54,6 +54,14 @@ def test_without_a_session_nothing_is_remembered_and_memory_is_bounded() -> None
     assert len(known) == 0
 
 
+def test_no_tenant_makes_anothers_conversations_forgotten() -> None:
+    known = Conversations(most=3)
+    assert ask(known, 0, "mine") == "old"
+    for number in range(50):
+        known.settle(at(0), "old", tenant="globex", session=f"s{number}", now=1.0)
+    assert ask(known, 10_000, "mine", now=2.0) == "old"
+
+
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=12), st.integers(0, 500))
 def test_whoever_was_moved_is_moved_once_and_only_by_a_growing_share(shares: list[int], number: int) -> None:
     """One session that never rests, over shares that only grow: at most it begins new, and then it stays new."""
