@@ -78,6 +78,9 @@ class Played:
     def active_digest(self, digest: str) -> bool:
         return True
 
+    def needed(self) -> frozenset[str]:
+        return frozenset()
+
 
 class Bench:
     """A loader around `data`, and the ways to measure it. Times in milliseconds."""

@@ -1,10 +1,12 @@
 """What an operator sees of a running stack: one trace per request over all services, metrics, checks, reports."""
 
 import json
+import shutil
 import urllib.request
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from services.shared.metrics import METRICS
 from tests.e2e.harness import Stack, publish
@@ -13,9 +15,14 @@ CANARY = "zebra-canary-7391"
 
 
 @pytest.fixture(scope="module")
-def asked(stack: Stack, world_dir: Path) -> dict[str, str]:
+def asked(stack: Stack, world_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The ids of a cold request and a warm one, and the revision that answered both."""
-    publish(stack, world_dir / "bundles" / "plain_r64", "acme", "traced")
+    # Weights that nobody else has: the loader keeps the same ones once, so others' would not be cold.
+    bundle = tmp_path_factory.mktemp("traced") / "bundle"
+    shutil.copytree(world_dir / "bundles" / "plain_r64", bundle)
+    weights = bundle / "adapter_model.safetensors"
+    save_file({name: 0.5 * tensor for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    publish(stack, bundle, "acme", "traced")
     ask = ("generate", f"{CANARY} a b c", "--tenant", "acme", "--adapter", "traced", "--max-tokens", "6")
     cold, warm = stack.ok(*ask), stack.ok(*ask)
     return {"cold": cold["request_id"], "warm": warm["request_id"], "revision_id": cold["revision_id"]}

@@ -16,15 +16,15 @@ class Loader:
     def __init__(self, *failures: AioRpcError) -> None:
         self.failures = list(failures)
 
-    async def EnsureHost(self, request: object, timeout: float):
+    async def EnsureHost(self, request: object, timeout: float, metadata: object = None):
         if self.failures:
             raise self.failures.pop(0)
         yield pb.EnsureHostResponse(lease=pb.HostLease(lease_id="1", size_bytes=2))
 
-    async def ReadBlob(self, request: object, timeout: float):
+    async def ReadBlob(self, request: object, timeout: float, metadata: object = None):
         yield pb.ReadBlobResponse(data=b"ok")
 
-    async def ReleaseHost(self, request: object, timeout: float) -> pb.ReleaseHostResponse:
+    async def ReleaseHost(self, request: object, timeout: float, metadata: object = None) -> pb.ReleaseHostResponse:
         return pb.ReleaseHostResponse()
 
 
