@@ -4,8 +4,8 @@ First whether every variant is right here (against plain torch; one captured gra
 launches; the library's attention against torch's, where it is installed), then times at Llama-3-8B's shapes, as shares
 of the copy bandwidth and matmul rate measured in the same run, and at last a whole engine with random weights. Needs
 this repository, torch >= 2.11 with its Triton, and no network; the engine also needs safetensors, structlog, rfc8785
-and numpy. Stops by itself; what the time did not allow is named. The last lines are the table. Exit status: 0 measured (whatever
-the verdicts), 1 something is wrong, 3 no GPU.
+and numpy. Stops by itself; what the time did not allow is named. The last lines are the table. Exit status: 0 measured
+(whatever the verdicts), 1 something is wrong, 3 no GPU.
 """
 
 import argparse
