@@ -153,19 +153,19 @@ def start(service: str, config: TelemetryConfig) -> int:
         OSError: the endpoint's address cannot be used.
     """
     # Imported here: nothing of it is needed to import a service, or to test one.
-    from opentelemetry.exporter.prometheus import PrometheusMetricReader
     from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
-    from prometheus_client import start_http_server
+    from prometheus_client import REGISTRY, start_http_server
 
     from services.shared import tracing
+    from services.shared.prometheus_page import PageReader
 
     # Without the second, two processes of a service would be one series.
     process = {"service.name": f"loraport-{service}", "service.instance.id": f"{socket.gethostname()}:{os.getpid()}"}
     resource = Resource.create(process)
     endpoint = config.otlp_endpoint or os.environ.get(OTLP_VARIABLE, "")
-    readers: list[MetricReader] = [PrometheusMetricReader(scope_info_enabled=False)]
+    readers: list[MetricReader] = [PageReader(REGISTRY)]
     if endpoint:
         readers.append(_otlp_metrics(config.otlp_endpoint))
     provider = SdkMeterProvider(readers, resource=resource)

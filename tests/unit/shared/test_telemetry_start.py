@@ -4,16 +4,20 @@ import json
 import subprocess
 import sys
 from concurrent import futures
+from typing import Any
 
 import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from services.shared import metrics
 from services.shared.config import ConfigError, from_mapping
 from services.shared.telemetry import TelemetryConfig
 from tests.architecture.source import ROOT
 
+SEEN_S = 0.2
 CODE = """
 import json, sys, urllib.request
 from contextvars import copy_context
@@ -25,9 +29,14 @@ def call():
     telemetry.observe(metrics.TTFT, 0.2, start="warm", tenant_class="acme")
     span.end()
 copy_context().run(call)
-page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+def fetch(accept):
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(asked) as answer:
+        return answer.headers["Content-Type"], answer.read().decode()
+page = fetch("text/plain")[1]
+open_metrics = [fetch("application/openmetrics-text;version=1.0.0,text/plain;q=0.5") for _ in range(2)]
 trace.get_tracer_provider().shutdown(); otel.get_meter_provider().shutdown()
-print(json.dumps({"port": port, "told": telemetry.metrics_port(), "page": page}))
+print(json.dumps({"port": port, "told": telemetry.metrics_port(), "page": page, "open_metrics": open_metrics}))
 """
 
 
@@ -46,7 +55,9 @@ class Collector(metrics_service_pb2_grpc.MetricsServiceServicer, trace_service_p
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-def test_the_endpoint_and_the_collector_are_told_the_same() -> None:
+@pytest.fixture(scope="module")
+def run() -> tuple[dict[str, Any], Collector]:
+    """What a process with one traced request showed at its endpoint, and what it sent to its collector."""
     server, collector = grpc.server(futures.ThreadPoolExecutor(2)), Collector()
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(collector, server)
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
@@ -58,7 +69,11 @@ def test_the_endpoint_and_the_collector_are_told_the_same() -> None:
         )
     finally:
         server.stop(0)
-    told = json.loads(done.stdout)
+    return json.loads(done.stdout), collector
+
+
+def test_the_endpoint_and_the_collector_are_told_the_same(run: tuple[dict[str, Any], Collector]) -> None:
+    told, collector = run
     assert told["port"] == told["told"] > 0
     line = 'loraport_router_ttft_seconds_count{start="warm",tenant_class="other"} 1.0'
     assert line in told["page"]
@@ -68,8 +83,28 @@ def test_the_endpoint_and_the_collector_are_told_the_same() -> None:
     assert facts["service.instance.id"]
     sent = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
     [point] = sent["loraport.router.ttft"].histogram.data_points
-    [span] = [span for one in collector.spans for scope in one.scope_spans for span in scope.spans]
+    span = the_span(collector)
     assert [exemplar.trace_id for exemplar in point.exemplars] == [span.trace_id]
+
+
+def test_who_accepts_openmetrics_is_shown_the_trace_in_its_bucket(run: tuple[dict[str, Any], Collector]) -> None:
+    told, collector = run
+    assert "trace_id" not in told["page"]
+    # Whoever fetches later is shown it as well.
+    for kind, page in told["open_metrics"]:
+        assert kind.startswith("application/openmetrics-text")
+        families = {family.name: family for family in text_string_to_metric_families(page)}
+        samples = families["loraport_router_ttft_seconds"].samples
+        [(le, exemplar)] = [(one.labels["le"], one.exemplar) for one in samples if one.exemplar is not None]
+        assert float(le) == min(bound for bound in metrics.TTFT.buckets if bound >= SEEN_S)
+        span = the_span(collector)
+        assert exemplar.labels == {"trace_id": span.trace_id.hex(), "span_id": span.span_id.hex()}
+        assert exemplar.value == SEEN_S
+
+
+def the_span(collector: Collector) -> Any:
+    [span] = [span for one in collector.spans for scope in one.scope_spans for span in scope.spans]
+    return span
 
 
 @pytest.mark.parametrize(
