@@ -363,6 +363,15 @@ class AdminClient:
         request = router_admin_service_pb2.ListResidencyRequest()
         return list(self._router.call(self._fleet.ListResidency, request).executors)
 
+    def drain(self, executor: str, *, undrain: bool = False) -> router_admin_service_pb2.DrainExecutorResponse:
+        """Has the router send no further request to an executor, or do so again. What runs there goes on.
+
+        Raises:
+            NotFoundError: EXECUTOR_NOT_FOUND.
+        """
+        request = router_admin_service_pb2.DrainExecutorRequest(executor=executor, undrain=undrain)
+        return self._router.call(self._fleet.DrainExecutor, request)
+
     def fairness(self) -> router_admin_service_pb2.GetFairnessResponse:
         """Returns what every tenant has been charged, the bound on their spread, and the newest admissions."""
         return self._router.call(self._fleet.GetFairness, router_admin_service_pb2.GetFairnessRequest())

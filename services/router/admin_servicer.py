@@ -158,6 +158,7 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
             revisions=[self._resident(revision_id, executor) for revision_id in sorted(executor.resident)],
             pool_used_bytes=report.pool_used_bytes if report else 0,
             pool_size_bytes=report.pool_size_bytes if report else 0,
+            fault=executor.why_not,
         )
 
     def _resident(self, revision_id: str, executor: ExecutorView) -> pb.ResidentRevision:

@@ -1,29 +1,57 @@
-"""`loraport executor`: what each executor computes, and merged mode."""
+"""`loraport executor`: what each executor computes, taking one out of service and putting it back, merged mode."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from loraport.cli.references import find_revision
-from loraport.cli.views import DEFAULT_DATA, Data, Json, OptionalTenant, last_part, print_json, print_rows, say
+from loraport.cli.views import DEFAULT_DATA, Data, Json, OptionalTenant, last_part, note, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from loraport.executor.v1.executor_service_pb2 import StateResponse
 
-app = typer.Typer(help="Executors: their decoders and modes.", no_args_is_help=True)
+app = typer.Typer(help="Executors: what they compute, and which of them serve.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The executor, as in: loraport executor list.")]
-COLUMNS = ("executor", "base", "dtype", "decoder", "mode", "running_count", "queued_count", "error")
+COLUMNS = ("executor", "router", "base", "dtype", "decoder", "mode", "running_count", "queued_count", "error")
+POLL_S = 0.2
 
 
 @app.command("list")
 def list_executors(data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
-    """Show every executor's base model, decoder and mode. One that does not answer is shown with its reason."""
+    """Show every executor: whether the router sends it requests, or why not; its base model, decoder and mode.
+
+    One that does not answer is shown with its reason.
+    """
     from loraport.presence import PresenceClient
 
+    router = _router_says(data)
     with PresenceClient.local(data) as presence:
-        rows = [executor_row(name, state) for name, state in presence.executors().items()]
+        rows = [executor_row(name, state, router.get(name)) for name, state in presence.executors().items()]
     print_rows(rows, as_json=as_json, columns=COLUMNS, empty="no executors")
+
+
+@app.command("drain")
+def drain(
+    executor: Name,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait until nothing runs there; exit code 1 if it does.")
+    ] = 0.0,
+    data: Data = DEFAULT_DATA,
+    as_json: Json = False,
+) -> None:
+    """Have the router send an executor no further request. What runs there ends as it would.
+
+    The router remembers it until it is started again; where there are several, each is told.
+    """
+    _set_drained(executor, True, wait_s=wait, data=data, as_json=as_json)
+
+
+@app.command("undrain")
+def undrain(executor: Name, data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
+    """Have the router send requests to an executor again."""
+    _set_drained(executor, False, wait_s=0.0, data=data, as_json=as_json)
 
 
 @app.command("merge")
@@ -52,12 +80,13 @@ def unmerge(executor: Name, data: Data = DEFAULT_DATA, as_json: Json = False) ->
     _set_mode(executor, "", data=data, as_json=as_json)
 
 
-def executor_row(name: str, state: "StateResponse | Exception") -> dict[str, Any]:
-    """Returns one executor as it is shown; all but `executor` and `error` are null when it did not answer."""
+def executor_row(name: str, state: "StateResponse | Exception", router: str | None) -> dict[str, Any]:
+    """Returns one executor as it is shown. What it did not say is null; so is `router` if the router said nothing."""
+    known = {"executor": name, "router": router}
     if isinstance(state, Exception):
-        return {"executor": name, **dict.fromkeys(COLUMNS[1:-1]), "merged_revision_id": None, "error": str(state)}
+        return {**known, **dict.fromkeys(COLUMNS[2:-1]), "merged_revision_id": None, "error": str(state)}
     return {
-        "executor": name,
+        **known,
         "base": last_part(state.base_model),
         "dtype": state.dtype,
         "decoder": state.decoder,
@@ -67,6 +96,43 @@ def executor_row(name: str, state: "StateResponse | Exception") -> dict[str, Any
         "merged_revision_id": state.merged_revision_id or None,
         "error": None,
     }
+
+
+def _router_says(data: Data) -> dict[str, str]:
+    """Returns `serving`, or why it is not, by executor; nothing when the router does not answer."""
+    from loraport.admin import AdminClient
+    from loraport.errors import LoraportError
+
+    with AdminClient.local(data) as admin:
+        try:
+            return {found.executor: found.fault or "serving" for found in admin.residency()}
+        except LoraportError:
+            return {}
+
+
+def _set_drained(executor: str, drained: bool, *, wait_s: float, data: Data, as_json: bool) -> None:
+    from loraport.admin import AdminClient
+
+    until = time.monotonic() + wait_s
+    with AdminClient.local(data) as admin:
+        found = admin.drain(executor, undrain=not drained)
+        while found.running_count and time.monotonic() < until:
+            time.sleep(POLL_S)
+            found = admin.drain(executor, undrain=not drained)
+    if as_json:
+        row = {"executor": executor, "serving": found.serving, "running_count": found.running_count}
+        print_json(row)
+    elif drained:
+        say(f"{executor} gets no further request; {found.running_count} still run there")
+    else:
+        say(
+            f"{executor} is in service"
+            if found.serving
+            else f"{executor} is no longer drained, but out: see executor list"
+        )
+    if wait_s and found.running_count:
+        note(f"after {wait_s:g} s something still runs on {executor}")
+        raise typer.Exit(1)
 
 
 def _set_mode(executor: str, revision_id: str, *, data: Data, as_json: bool) -> None:

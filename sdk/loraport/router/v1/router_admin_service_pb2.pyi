@@ -119,7 +119,7 @@ class ListResidencyResponse(_message.Message):
     def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorResidency, _Mapping]]] = ...) -> None: ...
 
 class ExecutorResidency(_message.Message):
-    __slots__ = ("executor", "base_model", "serving", "report_time", "epoch", "revisions", "pool_used_bytes", "pool_size_bytes")
+    __slots__ = ("executor", "base_model", "serving", "report_time", "epoch", "revisions", "pool_used_bytes", "pool_size_bytes", "fault")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class ExecutorResidency(_message.Message):
     REVISIONS_FIELD_NUMBER: _ClassVar[int]
     POOL_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     POOL_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
     executor: str
     base_model: str
     serving: bool
@@ -136,7 +137,8 @@ class ExecutorResidency(_message.Message):
     revisions: _containers.RepeatedCompositeFieldContainer[ResidentRevision]
     pool_used_bytes: int
     pool_size_bytes: int
-    def __init__(self, executor: _Optional[str] = ..., base_model: _Optional[str] = ..., serving: _Optional[bool] = ..., report_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., epoch: _Optional[int] = ..., revisions: _Optional[_Iterable[_Union[ResidentRevision, _Mapping]]] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ...) -> None: ...
+    fault: str
+    def __init__(self, executor: _Optional[str] = ..., base_model: _Optional[str] = ..., serving: _Optional[bool] = ..., report_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., epoch: _Optional[int] = ..., revisions: _Optional[_Iterable[_Union[ResidentRevision, _Mapping]]] = ..., pool_used_bytes: _Optional[int] = ..., pool_size_bytes: _Optional[int] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class ResidentRevision(_message.Message):
     __slots__ = ("revision_id", "adapter", "version", "size_bytes", "lease_count", "state")

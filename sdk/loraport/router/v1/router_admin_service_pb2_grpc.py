@@ -115,8 +115,8 @@ class RouterAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainExecutor(self, request, context):
-        """Sends no further request to an executor, or does so again. Running requests go on. Idempotent. Errors:
-        `PERMISSION_DENIED` (`NOT_ALLOWED`); `NOT_FOUND` (`EXECUTOR_NOT_FOUND`).
+        """Sends no further request to an executor, or does so again. Running requests go on. This router alone, until it
+        is started again. Idempotent. Errors: `PERMISSION_DENIED` (`NOT_ALLOWED`); `NOT_FOUND` (`EXECUTOR_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
