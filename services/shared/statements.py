@@ -97,7 +97,8 @@ S = TypeVar("S", Ticket, UploadSession, Verification, Record)
 
 def seal(statement: Ticket | UploadSession | Verification | Record, key: Signer) -> bytes:
     """Returns the signed envelope of a statement."""
-    return sign_envelope(statement.TYPE, canonical(dataclasses.asdict(statement)), key)
+    fields = {name: getattr(statement, name) for name in statement.__slots__}
+    return sign_envelope(statement.TYPE, canonical(fields), key)
 
 
 def open_statement(kind: type[S], envelope: bytes, trusted: TrustedKeys) -> S:

@@ -166,8 +166,9 @@ def add_signatures(envelope: bytes, keys: Sequence[Signer]) -> bytes:
 
 
 def _sealed(envelope: Envelope, signers: Sequence[Signer]) -> bytes:
+    signed = envelope.pae()
     for signer in signers:
-        name, signature = signer.sign(envelope.pae())
+        name, signature = signer.sign(signed)
         envelope.signatures[name] = Signature(name, signature.hex())
     if not 1 <= len(envelope.signatures) <= MAX_SIGNATURES:
         count = len(envelope.signatures)
