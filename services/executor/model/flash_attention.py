@@ -6,7 +6,7 @@ last token, so that chunks and single tokens share one call. A kernel is planned
 cap) on the host, and then runs in every layer of that rule.
 
 The library is handed in, so that this needs neither FlashInfer nor a GPU to be imported or tested. FlashInfer compiles
-its kernels at their first use: `prepare` in engine/gpu.py uses them before the first request.
+its kernels at their first use: `prepare` in engine/backend.py uses them before the first request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from services.executor.model.attention import AttentionSpan, KvCache
 from services.executor.model.interface import Attention
-from services.executor.model.paged_attention import FixedAttention, Refilled
+from services.executor.model.paged_attention import FixedAttention, Refilled, on_gpu
 
 # What FlashInfer's kernels are made for; anything else takes torch's products.
 HEAD_DIMS, DTYPES = frozenset({64, 128, 256}), frozenset({torch.float16, torch.bfloat16})
@@ -89,6 +89,7 @@ class FlashAttention:
         self._library = library
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=cache.k.device)
         self._wrappers: dict[tuple[bool, _Rule], Any] = {}
+        self._copied: dict[Any, torch.cuda.Event] = {}
 
     def step(self, spans: Sequence[AttentionSpan]) -> Attention:
         """See `AttentionMaker`. Only the newest step's attention may be used: all share their kernels' plans."""
@@ -108,14 +109,22 @@ class FlashAttention:
         if pages.decodes:
             self.plan_decode(wrapper, pages, rule)
         else:
-            where = (pages.queries, pages.bounds, pages.pages, pages.last)
-            wrapper.plan(*where, *self._sizes(), causal=True, **rule.arguments(), **self._dtypes())
+            self._plan(wrapper, pages.queries, pages.bounds, pages.pages, pages.last, rule=rule, causal=True)
         return wrapper
 
     def plan_decode(self, wrapper: Any, pages: _Pages, rule: _Rule) -> None:
         """Plan decode kernels for a step."""
-        where = (pages.bounds, pages.pages, pages.last)
-        wrapper.plan(*where, *self._sizes(), **rule.arguments(), **self._dtypes())
+        self._plan(wrapper, pages.bounds, pages.pages, pages.last, rule=rule)
+
+    def _plan(self, wrapper: Any, *where: torch.Tensor, rule: _Rule, **more: bool) -> None:
+        """Plan, once the wrapper's last plan has reached the device: FlashInfer overwrites the memory it lay in."""
+        copied = self._copied.get(wrapper)
+        if copied is not None:
+            copied.synchronize()
+        wrapper.plan(*where, *self._sizes(), **rule.arguments(), **self._dtypes(), **more)
+        if on_gpu(self.cache.k):
+            self._copied[wrapper] = copied = copied or torch.cuda.Event()
+            copied.record()
 
     def captured(self, rows: int) -> Any:
         """Return decode kernels that a graph may capture: their metadata keeps its place."""

@@ -60,12 +60,17 @@ class TorchAttention:
         return FixedDecode(self._cache, rows=rows, blocks=self._blocks, fold=self._heads[0] // self._heads[1])
 
 
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Say whether work on a tensor runs beside the host, in streams."""
+    return tensor.device.type == "cuda"
+
+
 class Refilled:
     """An int tensor that keeps its address. `fill` is in order with the steps' stream."""
 
     def __init__(self, *shape: int, value: int = 0, dtype: torch.dtype, device: torch.device) -> None:
         self.tensor = torch.full(shape, value, dtype=dtype, device=device)
-        self._pinned = device.type == "cuda"
+        self._pinned = on_gpu(self.tensor)
 
     def fill(self, values: Sequence[object]) -> None:
         """Write `values` to the front; the rest stays."""

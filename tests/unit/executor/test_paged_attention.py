@@ -45,9 +45,9 @@ def spans_of(step: Sequence[tuple[int, int]], *, first_row: int = 0, backwards: 
     return spans
 
 
-def noise_of(rows: int) -> list[torch.Tensor]:
+def noise_of(rows: int, q_heads: int = HEADS) -> list[torch.Tensor]:
     noise = torch.Generator().manual_seed(rows)
-    return [torch.randn(rows, heads, SIZE, generator=noise) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    return [torch.randn(rows, heads, SIZE, generator=noise) for heads in (q_heads, KV_HEADS, KV_HEADS)]
 
 
 def flash(cache: KvCache) -> FlashAttention:
@@ -58,13 +58,15 @@ def plain(cache: KvCache) -> TorchAttention:
     return TorchAttention(cache, q_heads=HEADS, kv_heads=KV_HEADS, max_context=CONTEXT)
 
 
-def assert_same(got: Attention, spans: list[AttentionSpan], cache: KvCache, *, spare: int = 0) -> None:
+def assert_same(
+    got: Attention, spans: list[AttentionSpan], cache: KvCache, *, spare: int = 0, heads: int = HEADS
+) -> None:
     """Every rule in both layers; also the cache's keys and values. `spare` padding rows of `got` come first."""
     oracle_cache = make_cache()
     moved = [AttentionSpan(s.row - spare, s.count, s.start, s.blocks) for s in spans]
-    oracle = AttentionBatch(moved, oracle_cache, q_heads=HEADS, kv_heads=KV_HEADS)
+    oracle = AttentionBatch(moved, oracle_cache, q_heads=heads, kv_heads=KV_HEADS)
     rows = sum(s.count for s in spans)
-    q, k, v = noise_of(rows)
+    q, k, v = noise_of(rows, heads)
     padded = [torch.cat((torch.full((spare, *t.shape[1:]), 1e3), t)) for t in (q, k, v)]
     for layer, rule in enumerate((*RULES, *RULES)):
         wanted = oracle.attend(layer % 2, q, k, v, scale=0.2, **rule)
@@ -124,9 +126,8 @@ def test_kernels_are_planned_once_per_step_and_rule() -> None:
 def test_the_library_is_taken_where_it_has_kernels(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, head_dim: int, installed: bool, name: str
 ) -> None:
-    if installed:
-        monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-        monkeypatch.setattr("services.executor.engine.backend.find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
+    monkeypatch.setattr("services.executor.engine.backend.find_spec", lambda name: object() if installed else None)
     info = ModelInfo(
         path="native", vocab_size=8, hidden_size=8, layers=2, heads=HEADS, kv_heads=KV_HEADS, head_dim=head_dim,
         max_context=CONTEXT, eos_ids=frozenset(), dtype=dtype,
