@@ -51,6 +51,14 @@ class _Resident:
     used: bool = False
 
 
+def may_keep(residents: Iterable[Residency], revision_id: str, *, pages: int, page_count: int) -> bool:
+    """Return whether rollouts may keep a revision of so many pages: it is kept, or there is room in their part."""
+    known = {r.revision_id: r for r in residents}
+    if revision_id in known:
+        return known[revision_id].pinned
+    return pages + sum(len(r.pages) for r in known.values() if r.pinned) <= page_count // KEPT_PART
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
     """One revision on the device, as reported."""

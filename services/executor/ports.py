@@ -52,10 +52,12 @@ class Loader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the registry says of an ACTIVE revision: its signed record, and the tenants that it is shared with."""
+    """What the registry says of an ACTIVE revision: its signed record, the tenants that it is shared with, and, as a
+    hint, its highest rank."""
 
     record: Record
     shared_tenants: frozenset[str]
+    max_rank: int = 0
 
     def serves(self, tenant: str) -> bool:
         return tenant == self.record.tenant or tenant in self.shared_tenants

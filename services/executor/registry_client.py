@@ -110,7 +110,7 @@ class RegistryClient:
         except StatementError as error:
             log.error("a record of the catalog proves nothing", revision_id=item.revision_id, why=str(error))
             raise LoraportError("REVISION_NOT_ACTIVE", "the revision has no valid record") from None
-        return Standing(record, item.shared_tenants)
+        return Standing(record, item.shared_tenants, item.max_rank)
 
     def forget(self) -> None:
         """Drops what was checked by another trust root; it is checked again when it is asked for."""

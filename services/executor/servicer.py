@@ -13,6 +13,7 @@ from loraport.bundle.digest import is_digest
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.executor.v1.executor_service_pb2_grpc import ExecutorServiceServicer
 from services.executor import wire
+from services.executor.adapter_pool import may_keep
 from services.executor.berths import Berths
 from services.executor.engine.build import Device
 from services.executor.engine.state import EngineState
@@ -182,16 +183,28 @@ class ExecutorServicer(ExecutorServiceServicer):
     async def Preload(self, request: pb.PreloadRequest, context: Any) -> pb.PreloadResponse:
         revision_id = _revision_id(request.revision_id)
         await self._admit(request)
+        # Before it is loaded: what would not be kept must not push out what others use, again and again.
+        await self._require_room_to_keep(revision_id)
         lease, load_ms = await self._berths.hold(revision_id)
         try:
-            needed = self._registry.needed()
-            self._engine.keep(needed)
+            self._engine.keep(self._registry.needed())
             pinned = any(r.revision_id == revision_id and r.pinned for r in self._engine.state().residents)
+            if not pinned:
+                await self._require_room_to_keep(revision_id)
         finally:
             lease.release()
-        if revision_id in needed and not pinned:
-            raise LoraportError("PIN_BUDGET")
         return pb.PreloadResponse(revision_id=revision_id, load_ms=load_ms, pinned=pinned)
+
+    async def _require_room_to_keep(self, revision_id: str) -> None:
+        """Raises LoraportError (PIN_BUDGET) where a rollout needs a revision that there is no room to keep."""
+        needed = self._registry.needed()
+        if revision_id not in needed:
+            return
+        self._engine.keep(needed)
+        state = self._engine.state()
+        pages = -(-(await self._registry.standing(revision_id)).max_rank // state.page_rows)
+        if not may_keep(state.residents, revision_id, pages=pages, page_count=state.page_count):
+            raise LoraportError("PIN_BUDGET")
 
     async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
         try:

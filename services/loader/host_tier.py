@@ -13,6 +13,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+# What rollouts need leaves last as long as it takes no more than one in so many of the bytes.
+LAST_PART = 2
+
 
 class TierFull(Exception):
     """No room, even without everything that nobody holds."""
@@ -70,7 +73,8 @@ class HostTier:
 
     def reserve(self, token: str, size_bytes: int, *, last: Collection[str] = ()) -> list[str]:
         """Sets room aside under `token`; returns what had to leave for it, least recently used first, and the digests
-        in `last` only when the others are not enough.
+        in `last` only when the others are not enough: as far as they take no more than half of the budget, those that
+        were used last before the others.
 
         Raises:
             TierFull: leases and other reservations leave too little room; nothing was given up.
@@ -79,8 +83,8 @@ class HostTier:
         if token in self._reserved or size_bytes < 1:
             raise ValueError("a reservation needs a fresh token and a size of at least 1")
         free = self.budget_bytes - self.used_bytes
-        leaving = []
-        for entry in sorted(self._entries.values(), key=lambda entry: entry.digest in last):
+        leaving, stay = [], self._staying(last)
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.digest in stay):
             if free >= size_bytes:
                 break
             if not entry.leases:
@@ -92,6 +96,14 @@ class HostTier:
             del self._entries[digest]
         self._reserved[token] = size_bytes
         return leaving
+
+    def _staying(self, wanted: Collection[str]) -> set[str]:
+        room, stay = self.budget_bytes // LAST_PART, set()
+        for entry in reversed(self._entries.values()):
+            if entry.digest in wanted and entry.size_bytes <= room:
+                room -= entry.size_bytes
+                stay.add(entry.digest)
+        return stay
 
     def cancel(self, token: str) -> None:
         """Gives a reservation back; an unknown token has been given back already."""

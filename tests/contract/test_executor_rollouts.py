@@ -116,6 +116,11 @@ async def test_rollouts_keep_at_most_half_of_the_pool(rig: Rig) -> None:
     await until(lambda: len(rig.service._registry.needed()) == 4)
     results = [await reason(preload(rig, known[name])) for name in ("new", "old", "c", "d")]
     assert sorted(results) == ["", "", "PIN_BUDGET", "PIN_BUDGET"]
+    # What would not be kept was not even asked for, and asking again pushes nothing out.
+    before = (await rig.state()).load_count
+    assert [await reason(preload(rig, known[name])) for name in ("c", "d")] == ["PIN_BUDGET"] * 2
+    assert (await rig.state()).load_count == before == 2
+    assert set(rig.peers.served) == {known["new"], known["old"]}
 
 
 async def test_the_ticket_must_be_for_the_revision(rig: Rig) -> None:

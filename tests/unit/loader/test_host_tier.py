@@ -35,6 +35,12 @@ def test_what_rollouts_need_leaves_last_but_leaves() -> None:
     assert filled(40, 40).reserve("new", 90, last={"d0"}) == ["d1", "d0"]
 
 
+def test_what_rollouts_need_leaves_last_only_as_far_as_it_takes_half() -> None:
+    # d1 was used after d0 and fills their half; d0 is as good as anybody else's, and was used before d2.
+    assert filled(30, 30, 30).reserve("new", 40, last={"d0", "d1"}) == ["d0"]
+    assert filled(20, 20, 40).reserve("new", 40, last={"d0", "d1"}) == ["d2"]
+
+
 def test_a_full_tier_gives_nothing_up() -> None:
     tier = filled(40, 40)
     tier.lease("d0", "x", holder="a", now=5.0)
