@@ -42,6 +42,8 @@ from loraport.router.v1 import router_admin_service_pb2, router_admin_service_pb
 from loraport.types.v1 import types_pb2
 
 TIMEOUT_S = 30.0
+# How long an alias that is moved at once waits for the executors.
+QUORUM_S = 60.0
 # Uploading and verifying the largest admitted bundle takes a while on a slow disk.
 UPLOAD_TIMEOUT_S = 600.0
 # The loader gives up on a source that is slower than 256 KiB/s long before.
@@ -306,16 +308,22 @@ class AdminClient:
         return self._registry.call(self._adapters.RevokeRevision, request)
 
     def set_alias(
-        self, tenant: str, adapter: str, alias: str, revision_id: str, *, now: bool = False, reason: str = ""
+        self,
+        tenant: str,
+        adapter: str,
+        alias: str,
+        revision_id: str,
+        *,
+        now: bool = False,
+        reason: str = "",
+        force: bool = False,
     ) -> adapter_service_pb2.Alias:
-        """Creates an alias, or moves one; moving one that serves needs `now` and `reason`."""
-        request = adapter_service_pb2.SetAliasRequest(
-            name=f"tenants/{tenant}/adapters/{adapter}/aliases/{alias}",
-            revision_id=revision_id,
-            now=now,
-            reason=reason,
-        )
-        return self._registry.call(self._adapters.SetAlias, request)
+        """Creates an alias, or moves one; one that serves needs `now`, a reason and a quorum, or else `force`."""
+        name = f"tenants/{tenant}/adapters/{adapter}/aliases/{alias}"
+        request = adapter_service_pb2.SetAliasRequest(name=name, revision_id=revision_id, now=now, reason=reason)
+        request.force = force
+        timeout_s = QUORUM_S if now and not force else TIMEOUT_S
+        return self._registry.call(self._adapters.SetAlias, request, timeout_s=timeout_s)
 
     def delete_alias(self, tenant: str, adapter: str, alias: str) -> adapter_service_pb2.Alias:
         """Removes an alias."""

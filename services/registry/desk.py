@@ -28,10 +28,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Note:
-    """What the audit event will say. Work sets `resource` when it learns the full name of what was asked for."""
+    """What the audit event will say. Work sets `resource` when it learns the full name of what was asked for. It sets
+    `idle` when everything was already as it was asked to be: then there is no event."""
 
     resource: str
     reason: str = ""
+    idle: bool = False
 
 
 Work = Callable[[Transaction, Note], M]
@@ -137,7 +139,8 @@ class Desk:
                         now_us=self.now_us(),
                         life_us=self._request_life_us,
                     )
-                self._event(transaction, call, note.resource, "allowed", note.reason)
+                if not note.idle:
+                    self._event(transaction, call, note.resource, "allowed", note.reason)
         except LoraportError as error:
             self._refused(call, note, error)
             raise

@@ -209,7 +209,11 @@ def find_revision(connection: Connection, reference: str) -> RevisionRow:
     if is_digest(reference):
         return revisions.require(revisions.find_current(connection, reference))
     name, version = parse_revision(reference)
-    return revisions.require(revisions.find_version(connection, name, version))
+    row = revisions.find_version(connection, name, version)
+    if row is None:
+        said = adapters.missing(connection, name) or f"{name.tenant}/{name.adapter} has no v{version}"
+        raise LoraportError("REVISION_NOT_FOUND", said)
+    return row
 
 
 def parse_spec(spec_json: bytes) -> BaseSpec:

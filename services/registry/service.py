@@ -35,6 +35,7 @@ from services.registry.servicers.base_model import BaseModelServicer
 from services.registry.servicers.catalog import CatalogServicer
 from services.registry.servicers.key import KeyServicer
 from services.registry.servicers.log import LogServicer
+from services.registry.servicers.pointing import Pointing
 from services.registry.servicers.rollout import RolloutServicer
 from services.registry.servicers.tenant import TenantServicer
 from services.registry.servicers.trust import TrustServicer
@@ -248,7 +249,10 @@ class RegistryService:
             ),
         )
         add(base_model_service_pb2_grpc.add_BaseModelServiceServicer_to_server, BaseModelServicer(desk, tokens))
-        add(adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server, AdapterServicer(desk, tokens, publishing))
+        add(
+            adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server,
+            AdapterServicer(desk, tokens, publishing, Pointing(desk, self._randomness)),
+        )
         add(
             catalog_service_pb2_grpc.add_CatalogServiceServicer_to_server,
             CatalogServicer(self._database, self._hub, self._checkpoints),

@@ -170,6 +170,8 @@ class Dispatch:
 
     def wish(self, request: Waiting, now: float, excluded: frozenset[str] = frozenset()) -> Wish:
         """Returns what placement must know of a request."""
+        if request.only:
+            excluded |= {executor.name for executor in self.members.view().executors if executor.name != request.only}
         return Wish(
             request.base_model,
             request.revision_id,

@@ -20,6 +20,7 @@ from services.router.catalog_view import (
 from services.router.fleet import Fleet
 from services.router.lanes import SHORT_CHARS, Lanes
 from services.router.ports import Catalog
+from services.router.rollout_losses import Losses
 from services.router.rollout_split import Conversations, Side, choose, revision_of
 from services.router.validate import (
     MAX_SESSION_CHARS,
@@ -105,6 +106,7 @@ class Door:
         max_tokens: int,
         now: Callable[[], float],
         conversations: Conversations | None = None,
+        losses: Losses | None = None,
     ) -> None:
         self._catalog = catalog
         self._records = records
@@ -115,6 +117,7 @@ class Door:
         self._lanes = Lanes()
         self._now = now
         self._conversations = conversations or Conversations()
+        self._losses = losses or Losses()
 
     async def admit(self, tenant: str, ask: Ask) -> Job:
         """Returns the job.
@@ -210,7 +213,8 @@ class Door:
 
     def _find(self, tenant: str, target: Target, unit: str, session: str) -> tuple[RevisionItem | None, Side | None]:
         """Returns the revision that is meant, and the side of the rollout that chose it; without a unit nothing is
-        split. A new revision that cannot serve, or not this tenant, leaves everybody with the old one."""
+        split. A new revision that cannot serve, or not this tenant, or that is suspected of having taken an executor
+        down, leaves everybody with the old one."""
         view = self._catalog.view
         rollout = rollout_of(view, target, tenant) if unit else None
         # Who may not see the old revision is not split, and leaves nothing behind here.
@@ -219,7 +223,8 @@ class Door:
         arm, bucket = choose(rollout, tenant, unit)
         arm = self._conversations.settle(rollout, arm, tenant=tenant, session=session, now=self._now())
         item = resolve(view, tenant, Target(revision_id=revision_of(rollout, arm)))
-        if arm == "new" and (item is None or not self._records.is_active(view, item)):
+        suspect = self._losses.suspects(rollout, self._now())
+        if arm == "new" and (suspect or item is None or not self._records.is_active(view, item)):
             arm = "old"
             item = resolve(view, tenant, Target(revision_id=revision_of(rollout, arm)))
         return item, Side(rollout.name, arm, rollout.step_index, bucket)

@@ -50,6 +50,8 @@ class Waiting:
     # Names of the prompt's blocks, see services/router/locality.py.
     prefix: tuple[object, ...] = ()
     session: str = ""
+    # The one executor that it is for; empty for any.
+    only: str = ""
 
 
 class Place(Protocol):
@@ -248,7 +250,7 @@ class FairQueue:
         tried: dict[tuple[str, int], P | None] = {}
         for index, (_, request) in enumerate(lane.rows[: 1 if strict else LOOK_AHEAD]):
             kind = (request.revision_id, request.answers)
-            if kind not in tried or request.prefix or request.session:
+            if kind not in tried or request.prefix or request.session or request.only:
                 tried[kind] = place(request)
             where = tried[kind]
             if where is not None and (chosen is None or not where.cold):

@@ -6,7 +6,7 @@ good answer brings it back.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
@@ -26,7 +26,10 @@ SILENT_POLLS = 3
 
 
 class Fleet:
-    """See the module's text. `base_id` returns the id that the catalog gives a base model, empty when unknown."""
+    """See the module's text. `base_id` returns the id that the catalog gives a base model, empty when unknown.
+
+    `on_lost` is told of an executor that goes away: its name, its process's epoch, the revisions of its requests.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Fleet:
         interval_s: float,
         clock: Clock,
         on_restart: Callable[[str], None] = lambda name: None,
+        on_lost: Callable[[str, int, Collection[str]], None] = lambda name, epoch, on_board: None,
     ) -> None:
         self.members = members
         self._ports = dict(ports)
@@ -48,6 +52,7 @@ class Fleet:
         self._interval_s = interval_s
         self._clock = clock
         self._on_restart = on_restart
+        self._on_lost = on_lost
         self._silent = dict.fromkeys(self._ports, 0)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -77,7 +82,7 @@ class Fleet:
 
     def note_failure(self, name: str, why: str) -> None:
         """Takes an executor out until it answers a poll."""
-        self._set_fault(name, f"failed a request: {why}")
+        self._set_fault(name, f"failed a request: {why}", lost=why != "DRAINING")
 
     def set_drained(self, name: str, drained: bool) -> ExecutorView:
         """Stops or resumes sending to an executor.
@@ -98,7 +103,7 @@ class Fleet:
         except LoraportError as error:
             self._silent[name] += 1
             if error.reason != "DEADLINE_EXCEEDED" or self._silent[name] >= SILENT_POLLS:
-                self._set_fault(name, "does not answer")
+                self._set_fault(name, "does not answer", lost=True)
             return
         self._silent[name] = 0
         if self.members.epoch(name) not in (0, state.report.epoch):
@@ -109,13 +114,16 @@ class Fleet:
         self._prices.observe(name, base_model, epoch=report.epoch, totals=state.totals)
         expected = self._base_id(base_model)
         if state.state != "SERVING":
-            self._set_fault(name, f"is {state.state}")
+            self._set_fault(name, f"is {state.state}", lost=state.state == "FAILED")
         elif state.base_id != expected:
             self._set_fault(name, "serves another base model" if expected else "its base model is not registered")
         else:
             self._set_fault(name, "")
 
-    def _set_fault(self, name: str, fault: str) -> None:
+    def _set_fault(self, name: str, fault: str, *, lost: bool = False) -> None:
+        """`lost`: it did not end as it was asked to. What it worked for is in the books still."""
+        if fault and lost and not self.members.fault(name):
+            self._on_lost(name, self.members.epoch(name), self.members.executor(name).expected)
         if self.members.set_fault(name, fault):
             log.warning("executor out", executor=name, why=fault) if fault else log.info("executor in", executor=name)
 

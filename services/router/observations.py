@@ -10,29 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.router.rollout_split import Side
-from services.shared.split import Arm
+from services.shared.split import Arm, Observation
 
 # Of one rollout, at one time; a report holds at most 10,000.
 MAX_KEPT, MAX_BATCH = 20_000, 5_000
 GRAM, LEAST_GRAMS_OF = 4, 8
 # Answers that a client may still say something about: so many, so long.
 MAX_ANSWERS, ANSWER_LIFE_S = 50_000, 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """One ended request; see `loraport.registry.v1.Observation`."""
-
-    arm: Arm
-    first_token_ms: float
-    per_token_ms: float
-    ok: bool
-    error_reason: str = ""
-    output_tokens: int = 0
-    repetition: float = 0.0
-    cold: bool = False
-    # Of its conversation: requests of one are alike.
-    bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)

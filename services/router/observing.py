@@ -5,19 +5,21 @@ from typing import Self
 
 from services.router.door import Job
 from services.router.events import Event, Started, Tokens
-from services.router.observations import AnswersGiven, Observation, Outboxes, repetition
+from services.router.observations import AnswersGiven, Outboxes, repetition
 from services.router.rollout_split import Side
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
+from services.shared.split import Observation
 
 _LEFT = "the caller has gone away"
 # A call is cancelled when its deadline passes, or shortly before.
 DEADLINE_MARGIN_S = 0.05
-# Ends that say nothing about a revision: the caller's own doing, or a queue that was full before it was anybody's turn.
+# Ends that say nothing about a revision: the caller's own doing, a queue that was full before it was anybody's turn, an
+# executor that went away with everybody on board (`rollout_losses.py` tells of that).
 _NOT_ITS_DOING = frozenset(
     {
         _LEFT, "INVALID_REQUEST", "INVALID_CREDENTIAL", "PROMPT_TOO_LONG", "QUOTA_EXCEEDED", "OVERLOADED", "DRAINING",
-        "REVISION_NOT_ACTIVE", "ADAPTER_NOT_FOUND",
+        "REVISION_NOT_ACTIVE", "ADAPTER_NOT_FOUND", "EXECUTOR_UNAVAILABLE",
     }
 )  # fmt: skip
 

@@ -6,6 +6,8 @@
       └──────────┴── again ─┘   none has, and this one has gone: wait for one that serves, maybe itself, come back
 
 An attempt may fail once without the caller seeing it, as long as the executor was unavailable and nothing was answered.
+Not so with a revision that a rollout tries, where the executor went away: it may have been the reason, and the next one
+would go the same way.
 However it ends, `close` gives the place back, and once.
 """
 
@@ -22,6 +24,7 @@ from services.router.door import Job
 from services.router.fair_queue import Waiting
 from services.router.fleet import Fleet
 from services.router.locality import BLOCK_TOKENS, MAX_BLOCKS
+from services.router.rollout_losses import ON_TRIAL, Losses
 from services.shared import metrics, telemetry, tracing
 from services.shared.clock import Clock
 from services.shared.errors import Code, LoraportError
@@ -55,6 +58,7 @@ class RelayParts:
     clock: Clock
     max_request_s: float
     max_unread_s: float
+    losses: Losses
 
 
 class Passage:
@@ -73,6 +77,10 @@ class Passage:
         Raises:
             LoraportError: as `Admission.enter`, or the last attempt's.
         """
+        async with self._parts.losses.in_turn(self._job.revision_id):
+            return await self._run(attempt)
+
+    async def _run(self, attempt: Callable[[str, float], Awaitable[T]]) -> T:
         arrived = self._parts.clock.monotonic()
         request = self._waiting(arrived)
         with tracing.part("router.queue") as span:
@@ -88,6 +96,8 @@ class Passage:
             if error.code != Code.UNAVAILABLE:
                 raise
             self.note_unavailable(error)
+            if error.reason == "EXECUTOR_UNAVAILABLE" and self._parts.losses.on_trial(self._job.revision_id):
+                raise LoraportError(error.reason, ON_TRIAL, retry_after_s=1.0) from None
             if not self._parts.admission.move(grant, frozenset({failed})):
                 if error.reason not in _GONE:
                     raise

@@ -11,6 +11,7 @@ from loraport.registry.v1 import rollout_service_pb2 as pb
 from loraport.registry.v1 import rollout_service_pb2_grpc as stubs
 from services.router.observations import Batch
 from services.router.probing import ProbeResult
+from services.router.rollout_losses import Loss
 from services.shared.errors import LoraportError
 from services.shared.rpc.status import from_rpc_error
 
@@ -41,6 +42,19 @@ class RolloutDesk:
             ready=not failure,
             failure_reason=failure,
             serving_executors=serving,
+        )
+        await _answer(self._stub.ReportReadiness(request, timeout=CALL_S))
+
+    async def lost(self, loss: Loss) -> None:
+        """Reports that an executor went away with work of the new revision."""
+        request = pb.ReportReadinessRequest(
+            name=loss.rollout,
+            router=self._router,
+            executor=loss.executor,
+            revision_id=loss.revision_id,
+            failure_reason="EXECUTOR_UNAVAILABLE",
+            serving_executors=[loss.executor],
+            lost_epoch=loss.epoch,
         )
         await _answer(self._stub.ReportReadiness(request, timeout=CALL_S))
 

@@ -33,6 +33,8 @@ from services.router.quota import Quotas
 from services.router.quota_board import QuotaBoard
 from services.router.rollout_agent import AgentParts, RolloutAgent
 from services.router.rollout_desk import RolloutDesk
+from services.router.rollout_losses import Losses
+from services.router.rollout_probes import Probes
 from services.router.rollout_split import Conversations
 from services.router.servicer import InferenceServicer
 from services.router.shadows import Shadows
@@ -84,20 +86,21 @@ class RouterService:
         self._catalog = CatalogClient(registry, artefacts_only=False, on_root=trust.offer)
         self._board = Board(config.valkey_url)
         self._bases = Bases(texts, catalog=self._catalog, channel=registry)
-        dispatch = _dispatch(config)
-        self._fleet = self._make_fleet({name: channel for name, (_, channel) in executors.items()}, dispatch)
+        dispatch, losses = _dispatch(config), Losses()
+        self._fleet = self._make_fleet({name: channel for name, (_, channel) in executors.items()}, dispatch, losses)
         self._exchange = Exchange(self._board, SharedWork(dispatch.ledger, router=uuid.uuid4().hex), clock=self._clock)
         self._gauges = Gauges(
             self._board, dispatch.needs, dispatch.popularity, router=uuid.uuid4().hex, clock=self._clock
         )
         self._admission = Admission(dispatch, clock=self._clock, executor_wait_s=config.executor_wait_s)
+        life = config.life
         relays = RelayParts(
-            self._admission, self._fleet, signing_key, self._clock, config.life.max_request_s, config.life.max_unread_s
+            self._admission, self._fleet, signing_key, self._clock, life.max_request_s, life.max_unread_s, losses
         )
         conversations, observer = Conversations(), Observer(clock=self._clock)
-        door = self._make_door(trust, conversations)
+        door = self._make_door(trust, conversations, losses)
         self._shadows = Shadows(dispatch, self._catalog, relays, observer)
-        self._agent = self._make_agent(registry, signing_key, observer, conversations)
+        self._agent = self._make_agent(registry, signing_key, observer, conversations, losses)
         pages = PageTokens(pepper, purpose="router")
         quotas = Quotas(self._clock.monotonic)
         self._quota_board = _quota_board(config, quotas, self._catalog, self._clock)
@@ -131,7 +134,7 @@ class RouterService:
         self.user_port = 0
         self.admin_port = 0
 
-    def _make_fleet(self, channels: dict[str, grpc.aio.Channel], dispatch: Dispatch) -> Fleet:
+    def _make_fleet(self, channels: dict[str, grpc.aio.Channel], dispatch: Dispatch, losses: Losses) -> Fleet:
         return Fleet(
             {name: ExecutorClient(channel) for name, channel in channels.items()},
             dispatch.members,
@@ -141,9 +144,10 @@ class RouterService:
             interval_s=self._config.poll_interval_s,
             clock=self._clock,
             on_restart=dispatch.locality.lost,
+            on_lost=losses.lost,
         )
 
-    def _make_door(self, trust: TrustStore, conversations: Conversations) -> Door:
+    def _make_door(self, trust: TrustStore, conversations: Conversations, losses: Losses) -> Door:
         records = RecordChecker(trust.keys("registry"), on_refused=_log_refused)
         trust.on_change(records.forget)
         return Door(
@@ -155,6 +159,7 @@ class RouterService:
             max_tokens=self._config.max_tokens,
             now=self._clock.monotonic,
             conversations=conversations,
+            losses=losses,
         )
 
     def _make_planes(
@@ -236,7 +241,12 @@ class RouterService:
         }
 
     def _make_agent(
-        self, registry: grpc.aio.Channel, key: RoleSigner, observer: Observer, conversations: Conversations
+        self,
+        registry: grpc.aio.Channel,
+        key: RoleSigner,
+        observer: Observer,
+        conversations: Conversations,
+        losses: Losses,
     ) -> RolloutAgent:
         desk = RolloutDesk(registry, router=f"router-{uuid.uuid4().hex[:12]}", started=self._clock.now())
         parts = AgentParts(
@@ -245,7 +255,8 @@ class RouterService:
             self._bases,
             desk,
             observer.outboxes,
-            key,
+            Probes(self._admission, self._fleet, key, self._clock),
+            losses,
             self._clock,
             forget=conversations.forget,
         )

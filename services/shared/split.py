@@ -12,6 +12,7 @@ The salt is the rollout's own, so no two rollouts try their revision on the same
 
 import hashlib
 import hmac
+from dataclasses import dataclass
 from typing import Literal
 
 BUCKETS = 10_000
@@ -20,6 +21,24 @@ Arm = Literal["new", "control", "old"]
 ARMS: tuple[Arm, ...] = ("new", "control", "old")
 # The step that copies of requests belong to.
 SHADOW_STEP = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One request of a rollout that has ended, as a router saw it; see `loraport.registry.v1.Observation`.
+
+    Times are milliseconds, 0 when there is none. `bucket` is its conversation's: requests of one are alike.
+    """
+
+    arm: Arm
+    first_token_ms: float
+    per_token_ms: float
+    ok: bool
+    error_reason: str = ""
+    output_tokens: int = 0
+    repetition: float = 0.0
+    cold: bool = False
+    bucket: int = 0
 
 
 def split_unit(*, session: str, user: str, request: str) -> str:

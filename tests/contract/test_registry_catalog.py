@@ -213,7 +213,7 @@ async def test_aliases(rig: Rig) -> None:
     assert await reason_of(rig.alias(ALIAS, two.revision_id, reason="because")) == "ALIAS_LIVE"
     assert await reason_of(rig.alias(ALIAS, two.revision_id, now=True, reason="x", etag="e0")) == "STALE_ETAG"
     assert await reason_of(rig.alias(ALIAS, two.revision_id, now=True, reason="x" * 513)) == "INVALID_REQUEST"
-    moved = await rig.alias(ALIAS, two.revision_id, now=True, reason="hotfix", etag=made.etag)
+    moved = await rig.alias(ALIAS, two.revision_id, now=True, reason="hotfix", force=True, etag=made.etag)
     assert (moved.version, moved.etag == made.etag) == (2, False)
     delete = rig.adapters().DeleteAlias
     stale = pb.DeleteAliasRequest(name=ALIAS, etag=made.etag)

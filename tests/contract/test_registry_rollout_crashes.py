@@ -11,6 +11,7 @@ from alembic.config import Config
 from sqlalchemy import inspect
 
 from loraport.log.leaf import parse_leaf
+from loraport.registry.v1 import audit_service_pb2 as audit_pb
 from loraport.registry.v1 import key_service_pb2 as key_pb
 from loraport.registry.v1 import rollout_service_pb2 as pb
 from services.registry import moving
@@ -99,6 +100,8 @@ async def test_a_dry_run_shows_the_plan_and_starts_nothing(rig: Rig) -> None:
     assert [line.split(" %")[0] for line in planned.plan[2:-1]] == ["1", "5", "25", "50", "100"]
     page = await rig.rollouts().ListRollouts(pb.ListRolloutsRequest(parent=ADAPTER), timeout=TIMEOUT)
     assert list(page.rollouts) == []
+    events = await rig.audit().ListAuditEvents(audit_pb.ListAuditEventsRequest(tenant="tenants/acme"), timeout=TIMEOUT)
+    assert not [event for event in events.events if "Rollout" in event.method], "a question is no event"
 
 
 async def test_reports_that_say_nothing_are_refused(rig: Rig) -> None:
@@ -277,4 +280,4 @@ def test_the_tables_go_back_and_forth(database: Database) -> None:
         assert not [name for name in inspect(connection).get_table_names() if name.startswith("rollout")]
     upgrade(database)
     with database.read() as connection:
-        assert len([name for name in inspect(connection).get_table_names() if name.startswith("rollout")]) == 5
+        assert len([name for name in inspect(connection).get_table_names() if name.startswith("rollout")]) == 6

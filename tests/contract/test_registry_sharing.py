@@ -51,7 +51,7 @@ async def test_sharing_opens_an_adapter_to_those_named_and_taking_it_back_closes
     assert await seen() == {"acme": True, "globex": True, "initech": False}
     # A later version is shared as well, once it may serve.
     two = await rig.active("acme", "pirate", 2, "two")
-    await rig.alias(f"{NAME}/aliases/prod", two.revision_id, now=True, reason="newer")
+    await rig.alias(f"{NAME}/aliases/prod", two.revision_id, now=True, reason="newer", force=True)
     assert await seen() == {"acme": True, "globex": True, "initech": False}
     await share(rig, "initech")
     assert await seen() == {"acme": True, "globex": False, "initech": True}

@@ -108,6 +108,9 @@ async def test_by_hand(world: tuple[Hands, Cli]) -> None:
     assert "held (BY_HAND): lunch" in (await cli("rollout", "pause", "acme/bot", "--reason", "lunch"))[1]
     assert "is PRELOADING: goes on: by hand" in (await cli("rollout", "resume", "acme/bot"))[1]
     assert "is ROLLED_BACK" in (await cli("rollout", "rollback", "acme/bot", "--reason", "no"))[1]
+    told = (await cli("adapter", "history", "acme/bot"))[1]
+    assert "is ROLLED_BACK" in (await cli("rollout", "rollback", "acme/bot", "--reason", "again"))[1]
+    assert (await cli("adapter", "history", "acme/bot"))[1] == told, "what is over is not over once more"
     assert (await cli("rollout", "watch", "acme/bot"))[0] == 1, "it has not succeeded"
     rows = json.loads((await cli("rollout", "list", "acme/bot", "--json"))[1])
     assert [(row["rollout"], row["state"]) for row in rows] == [("r1", "ROLLED_BACK")]
@@ -120,6 +123,20 @@ async def test_by_hand(world: tuple[Hands, Cli]) -> None:
         "rollout r1: ControlRollout was refused, QUORUM_MISSING",
         "alias prod: SetAlias was refused, ROLLOUT_RUNNING",
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("ghost/bot", "there is no tenant ghost"),
+        ("acme/ghost", "acme has no adapter ghost"),
+        ("acme/bot@v9", "acme/bot has no v9"),
+        ("ghost/bot@v1", "there is no tenant ghost"),
+    ],
+)
+async def test_an_unknown_target_says_which_part_is_unknown(world: tuple[Hands, Cli], target: str, said: str) -> None:
+    code, _, err = await world[1]("rollout", "start", target)
+    assert (code, said in err) == (1, True), err
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1.5s", 1.5), ("10min", 600), ("2h", 7200), ("50ms", 0.05)])

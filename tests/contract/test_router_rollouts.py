@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -13,110 +12,17 @@ from loraport.errors import LoraportError as ClientError
 from loraport.errors import NotFoundError
 from loraport.registry.v1 import catalog_service_pb2 as cpb
 from loraport.registry.v1 import rollout_service_pb2 as rpb
-from loraport.registry.v1 import rollout_service_pb2_grpc as rollout_stubs
 from loraport.router.v1 import inference_service_pb2 as ipb
 from loraport.router.v1.inference_service_pb2_grpc import InferenceServiceStub
-from services.shared.errors import LoraportError
 from services.shared.split import arm_of, bucket_of
-from tests.contract.router_world import SERVICE_CA, World, api_key, eventually
-
-NAME = "tenants/acme/adapters/pirate/rollouts/r1"
-SALT = bytes(range(16))
-State = rpb.Rollout.State
-
-
-@dataclass
-class FakeDesk(rollout_stubs.RolloutServiceServicer):
-    """What routers reported; `away` refuses everything for a while."""
-
-    away: bool = False
-    lose_answers: int = 0
-    ended: bool = False
-    calls: int = 0
-    readiness: list[rpb.ReportReadinessRequest] = field(default_factory=list)
-    probes: list[rpb.ReportProbeRequest] = field(default_factory=list)
-    reports: dict[int, rpb.ReportObservationsRequest] = field(default_factory=dict)
-    repeated: int = 0
-
-    def _open(self) -> None:
-        if self.away:
-            raise LoraportError("REGISTRY_UNAVAILABLE")
-
-    async def ReportReadiness(self, request, context) -> rpb.ReportReadinessResponse:
-        self._open()
-        self.readiness.append(request)
-        return rpb.ReportReadinessResponse()
-
-    async def ReportProbe(self, request, context) -> rpb.ReportProbeResponse:
-        self._open()
-        self.probes.append(request)
-        return rpb.ReportProbeResponse()
-
-    async def ReportObservations(self, request, context) -> rpb.ReportObservationsResponse:
-        self._open()
-        self.calls += 1
-        if self.ended:
-            return rpb.ReportObservationsResponse()
-        self.repeated += request.sequence in self.reports
-        self.reports.setdefault(request.sequence, request)
-        if self.lose_answers:
-            self.lose_answers -= 1
-            raise LoraportError("REGISTRY_UNAVAILABLE")
-        return rpb.ReportObservationsResponse(sequence=max(self.reports))
-
-    def seen(self, arm: str, step: int | None = None) -> list[rpb.Observation]:
-        reports = [r for r in self.reports.values() if step is None or r.step_index == step]
-        return [o for r in reports for o in r.observations if o.arm == arm]
-
-
-@dataclass
-class Stage:
-    """A world with a rollout to move."""
-
-    world: World
-    desk: FakeDesk
-    old: str
-    new: str
-    generation: int = 0
-
-    async def rollout(self, state: str, *, share: int = 0, step: int = 0, ended: bool = False, **more) -> None:
-        self.generation += 1
-        item = cpb.CatalogRollout(
-            name=NAME, tenant="acme", adapter="pirate", alias="prod", salt=SALT, from_revision_id=self.old,
-            to_revision_id=self.new, base_model="tiny", state=State.Value(f"STATE_{state}"), share_basis_points=share,
-            step_index=step, generation=self.generation, ended=ended, **more,
-        )  # fmt: skip
-        await self.world.registry.put(cpb.CatalogItem(rollout=item))
-        await eventually(lambda: self.world.router._catalog.view.epoch == self.world.registry.epoch)
-
-    async def ask(self, session: str = "", **options):
-        client = self.world.client()
-        try:
-            return await client.generate(prompt="hi", adapter="pirate", session_id=session, max_tokens=12, **options)
-        finally:
-            await client.close()
+from tests.contract.rollout_stage import NAME, SALT, Stage, staged
+from tests.contract.router_world import SERVICE_CA, api_key, eventually
 
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    world, desk = World(tmp_path), FakeDesk()
-    newer = world.registry.revision("acme", "pirate", version=2)
-    world.registry.items += [
-        world.registry.base(),
-        *world.registry.tenant("acme"),
-        *world.registry.tenant("globex"),
-        *world.registry.adapter("acme", "pirate"),
-        cpb.CatalogItem(revision=newer),
-    ]
-    world.registry_services.append((rollout_stubs.add_RolloutServiceServicer_to_server, desk))
-    world.overrides["executor_wait_s"] = 5.0
-    await world.start_registry()
-    for name in ("e0", "e1"):
-        await world.start_executor(name)
-    await world.start_router()
-    await eventually(lambda: all(e.serving for e in world.router._fleet.view().executors), 20.0)
-    yield Stage(world, desk, world.registry.revision("acme", "pirate").revision_id, newer.revision_id)
-    await world.stop()
+    async with staged(tmp_path) as stage:
+        yield stage
 
 
 async def test_every_serving_executor_is_loaded_probed_and_reported(stage: Stage) -> None:
@@ -146,14 +52,15 @@ async def test_every_serving_executor_is_loaded_probed_and_reported(stage: Stage
 
 
 async def test_a_refused_load_is_a_reason_and_a_new_executor_is_taken_care_of(stage: Stage) -> None:
-    # The old revision missing is no fault of the new one; the new one missing is, also where the old one has loaded.
-    stage.world.executors["e0"].refuse_preload = {stage.old: "PIN_BUDGET"}
-    stage.world.executors["e1"].refuse_preload = {stage.new: "PIN_BUDGET"}
+    # That the old revision is missing is no fault of the new one.
+    # No room to keep the old one means that the way back would need a load.
+    stage.world.executors["e0"].refuse_preload = {stage.old: "STORE_UNAVAILABLE"}
+    stage.world.executors["e1"].refuse_preload = {stage.old: "PIN_BUDGET"}
     await stage.rollout("PRELOADING")
     await eventually(lambda: {r.executor for r in stage.desk.readiness} == {"e0", "e1"})
     said = {r.executor: (r.revision_id, r.ready, r.failure_reason) for r in stage.desk.readiness}
     assert said == {"e0": (stage.new, True, ""), "e1": (stage.new, False, "PIN_BUDGET")}
-    assert stage.world.executors["e1"].preloaded[0] == stage.old
+    assert stage.world.executors["e1"].preloaded[0] == stage.new
     stage.world.executors["e0"].refuse_preload = {}
     stage.world.executors["e1"].refuse_preload = {}
     await eventually(lambda: any(r.executor == "e1" and r.ready for r in stage.desk.readiness))

@@ -11,7 +11,7 @@ from services.registry.rollout import arms
 from services.registry.rollout import settings as choices
 from services.registry.rollout.arms import ArmStats, StepStats
 from services.registry.rollout.control import Action, control
-from services.registry.rollout.machine import Evidence, Executor, Move, Position, Probe, decide
+from services.registry.rollout.machine import LOST, Evidence, Executor, Move, Position, Probe, decide
 from services.registry.rollout.sequences import Grouped, Moments
 from services.registry.rollout.settings import WHOLE, Gates, Prompt, Settings
 from services.registry.rollout.states import ENDED, INITIAL, TABLE, Event, State
@@ -64,6 +64,7 @@ EVIDENCE = st.builds(
     executors=st.lists(EXECUTOR, unique_by=lambda item: item.name).map(tuple),
     serving=st.sets(st.sampled_from("abc")).map(frozenset),
     steps=st.dictionaries(st.integers(-1, 4), STEP),
+    lost=st.sampled_from([(), (), (), ("a",), ("a", "b")]),
 )
 HANDS = st.none() | st.tuples(st.sampled_from(Action), st.sampled_from(["", "because"]))
 WALK = st.lists(st.tuples(EVIDENCE, st.integers(0, 120), HANDS), max_size=14)
@@ -110,7 +111,7 @@ def test_the_share_grows_step_by_step_and_falls_only_to_nothing(settings: Settin
         old, new = before.share(settings), move.position.share(settings)
         if new < old:
             assert new == 0
-            assert move.position.ended
+            assert move.position.ended or move.position.hold_reason == LOST
         if new > old:
             shares = [0, *settings.steps]
             assert new == shares[shares.index(old) + 1]
@@ -262,3 +263,46 @@ def test_a_missing_probe_holds_until_it_has_come() -> None:
     on = decide(back.position, Settings(), come, now_us=10**10)
     assert on is not None
     assert on.event is Event.SPLIT
+
+
+def test_a_first_loss_takes_the_share_back_and_a_second_one_rolls_back() -> None:
+    there = (Executor(name="a", ready=True), Executor(name="b", ready=True))
+    gone = Evidence(executors=(Executor(name="a"), there[1]), serving=frozenset("ab"), lost=("a",))
+    chosen = Settings()
+    position = Position(state=State.SPLITTING, step=3, entered_us=0)
+    held = decide(position, chosen, gone, now_us=1)
+    assert held is not None
+    assert (held.position.hold_reason, held.position.share(chosen)) == (LOST, 0)
+    # It waits for what was lost to come back with the new revision, and at least the time of a step.
+    assert decide(held.position, chosen, gone, now_us=61_000_000) is None
+    back = replace(gone, executors=there)
+    assert decide(held.position, chosen, back, now_us=59_000_000) is None
+    again = decide(held.position, chosen, back, now_us=61_000_000)
+    assert again is not None
+    assert (again.position.state, again.position.share(chosen)) == (State.SPLITTING, chosen.steps[0])
+    # One that never comes back is not waited for without end.
+    assert decide(held.position, chosen, replace(gone, serving=frozenset("b")), now_us=601_000_000) is not None
+    # Known and tried again, it is no reason any more; the next one is, wherever the rollout is.
+    assert decide(again.position, chosen, back, now_us=61_000_001) is None
+    for state, pointing in (
+        (State.PRELOADING, ""),
+        (State.PROBING, ""),
+        (State.SPLITTING, ""),
+        (State.RETAINING, "old"),
+    ):
+        at = replace(again.position, state=state)
+        end = decide(at, chosen, replace(back, lost=("a", "a")), now_us=61_000_002)
+        assert end is not None
+        assert (end.position.state, end.pointing) == (State.ROLLED_BACK, pointing)
+        assert "2 times an executor went away" in end.sentence
+
+
+def test_a_loss_does_not_end_a_hold_by_hand_and_counts_after_it() -> None:
+    seen = Evidence(executors=(Executor(name="a", ready=True),), serving=frozenset("a"), lost=("a",))
+    held = Position(state=State.PAUSED, held=State.SPLITTING, hold_reason="BY_HAND", step=2, entered_us=0)
+    assert decide(held, Settings(), seen, now_us=10**9) is None
+    on = control(held, Settings(), seen, Action.RESUME, reason="", now_us=10**9)
+    assert on is not None
+    move = decide(on.position, Settings(), seen, now_us=10**9)
+    assert move is not None
+    assert move.position.hold_reason == LOST

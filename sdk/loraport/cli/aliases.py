@@ -23,7 +23,10 @@ def set_alias(
     ] = None,
     version: Version = None,
     tenant: OptionalTenant = None,
-    now: Annotated[bool, typer.Option("--now", help="Move an alias that serves, outside a rollout.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Move one that serves, unjudged, once every executor has the revision.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --now: wait for no executor.")] = False,
     reason: Annotated[str, typer.Option(help="Why, with --now; kept in the audit log.")] = "",
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
@@ -37,7 +40,7 @@ def set_alias(
         if target is None:
             found = find_revision(admin, adapter, tenant=tenant, version=version, state="ACTIVE")
             target = found.revision_id
-        moved = admin.set_alias(reference.tenant, reference.adapter, alias, target, now=now, reason=reason)
+        moved = admin.set_alias(reference.tenant, reference.adapter, alias, target, now=now, reason=reason, force=force)
     _tell(moved, as_json, f"→ v{moved.version} {moved.revision_id}")
 
 

@@ -5,24 +5,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from services.registry.rollout.sequences import Failures, Grouped, Moments
-from services.shared.split import Arm
+from services.shared.split import Arm, Observation
 
 NON_FINITE = "NON_FINITE_LOGITS"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """One ended request. Times are milliseconds, 0 when there is none."""
-
-    arm: Arm
-    first_token_ms: float
-    per_token_ms: float
-    ok: bool
-    error_reason: str = ""
-    output_tokens: int = 0
-    repetition: float = 0.0
-    cold: bool = False
-    bucket: int = 0
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Literal
 from services.registry.rollout.arms import StepStats
 from services.registry.rollout.judge import Verdict, exhausted, judge, judge_shadow
 from services.registry.rollout.settings import WHOLE, Settings
-from services.registry.rollout.states import ENDED, Event, State, after
+from services.registry.rollout.states import ENDED, TABLE, Event, State, after
 from services.shared.errors import REASONS, Code
 from services.shared.split import SHADOW_STEP
 
@@ -21,6 +21,9 @@ Pointing = Literal["", "old", "new"]
 _PASSING = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.ABORTED})
 # What holds for want of evidence goes on by itself once the evidence is there.
 _WAITING = frozenset({"QUORUM_MISSING", "PROBE_MISSING", "PIN_BUDGET"})
+# An executor that goes away says who was on board, not who it was: once is an accident, twice is a revision.
+MAX_LOSSES = 2
+LOST = "EXECUTOR_LOST"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,10 @@ class Position:
         return self.held if self.state is State.PAUSED and self.held is not None else self.state
 
     def share(self, settings: Settings) -> int:
-        """Returns the new revision's share in parts of ten thousand."""
+        """Returns the new revision's share in parts of ten thousand; nothing while it is suspected of having taken an
+        executor down."""
+        if self.hold_reason == LOST:
+            return 0
         if self.at is State.SPLITTING:
             return settings.steps[self.step]
         return WHOLE if self.at is State.RETAINING else 0
@@ -74,11 +80,13 @@ class Executor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What routers reported. `steps` maps a step's index to what was seen in it; `serving` is the newest fleet."""
+    """What routers reported. `steps` maps a step's index to what was seen in it; `serving` is the newest fleet; `lost`
+    names executors that went away while they had work of the new revision, once for each time."""
 
     executors: tuple[Executor, ...] = ()
     serving: frozenset[str] = frozenset()
     steps: Mapping[int, StepStats] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
 
     def so_far(self, step: int) -> Sequence[StepStats]:
         """Returns the steps up to one, in order."""
@@ -132,6 +140,11 @@ def decide(position: Position, settings: Settings, evidence: Evidence, *, now_us
     verdict = verdict_on(position, settings, evidence)
     if verdict is not None and verdict.word == "FAIL":
         return roll_back(position, verdict.sentence, now_us=now_us)
+    if len(evidence.lost) >= MAX_LOSSES:
+        return roll_back(position, _lost_sentence(evidence), now_us=now_us)
+    if evidence.lost and LOST not in position.waived and (position.state, Event.HOLD) in TABLE:
+        # What is tried again begins with the first share: as few as possible meet it.
+        return hold(replace(position, step=0), LOST, _lost_sentence(evidence), now_us=now_us)
     if position.state is State.PAUSED:
         return _unhold(position, settings, evidence, now_us=now_us)
     waited_s = (now_us - position.entered_us) / 1e6
@@ -180,8 +193,9 @@ def resume(position: Position, why: str, *, now_us: int) -> Move:
     """Returns the move out of PAUSED; what was too little to decide by is not counted again, what a person has looked
     at is not asked again. Raises IllegalMove."""
     state = after(position.state, Event.RESUME, held=position.held)
-    waived = position.waived | ({"LENGTH_SHIFT"} if position.hold_reason == "LENGTH_SHIFT" else set())
-    to = replace(_cleared(position), state=state, waived=waived, entered_us=now_us)
+    known = _cleared(position)
+    waived = known.waived | ({"LENGTH_SHIFT"} if position.hold_reason == "LENGTH_SHIFT" else set())
+    to = replace(known, state=state, waived=waived, entered_us=now_us)
     forget = position.hold_reason == "INCONCLUSIVE"
     return Move(event=Event.RESUME, position=to, sentence=f"goes on: {why}", forget=forget)
 
@@ -299,9 +313,13 @@ def _splitting(
 
 
 def _unhold(position: Position, settings: Settings, evidence: Evidence, *, now_us: int) -> Move | None:
+    if position.hold_reason == LOST:
+        return _try_again(position, settings, evidence, now_us=now_us)
     if position.hold_reason not in _WAITING:
         return None
-    there = decide(replace(_cleared(position), state=position.at), settings, evidence, now_us=position.entered_us)
+    waived = position.waived | {LOST}  # what was lost meanwhile is asked about once it goes on
+    going = replace(_cleared(position), state=position.at, waived=waived)
+    there = decide(going, settings, evidence, now_us=position.entered_us)
     if there is None or there.event is Event.HOLD:
         return None
     if there.event is Event.ROLLBACK:
@@ -309,8 +327,26 @@ def _unhold(position: Position, settings: Settings, evidence: Evidence, *, now_u
     return resume(position, there.sentence, now_us=now_us)
 
 
+def _try_again(position: Position, settings: Settings, evidence: Evidence, *, now_us: int) -> Move | None:
+    """What was lost must be back with the new revision, or not come back for as long as a quorum is waited for."""
+    waited_s = (now_us - position.entered_us) / 1e6
+    back = set(evidence.lost) <= {item.name for item in evidence.ready}
+    if waited_s < settings.min_step_s or not has_quorum(settings, evidence):
+        return None
+    if not back and waited_s < settings.gates.preload_timeout_s:
+        return None
+    return resume(position, "once is an accident; tried again with the first share", now_us=now_us)
+
+
+def _lost_sentence(evidence: Evidence) -> str:
+    count = len(evidence.lost)
+    names = ", ".join(sorted(evidence.lost))
+    return f"{f'{count} times an' if count > 1 else 'an'} executor went away with work of the new revision: {names}"
+
+
 def _cleared(position: Position) -> Position:
-    return replace(position, held=None, hold_reason="")
+    waived = position.waived | ({LOST} if position.hold_reason == LOST else set())
+    return replace(position, held=None, hold_reason="", waived=waived)
 
 
 def _headline(to: Position, settings: Settings) -> str:

@@ -11,6 +11,7 @@ from services.registry.desk import Desk, Note, page_of
 from services.registry.publishing import Publishing, find_revision
 from services.registry.records import RevisionRow
 from services.registry.servicers import convert
+from services.registry.servicers.pointing import Pointing
 from services.registry.store import accounts, adapters, revisions
 from services.registry.store.database import Transaction
 from services.shared.errors import LoraportError
@@ -23,8 +24,9 @@ ALL_TENANTS = "tenants/-"
 class AdapterServicer(stubs.AdapterServiceServicer):
     """Keeps adapters, their revisions and aliases."""
 
-    def __init__(self, desk: Desk, tokens: PageTokens, publishing: Publishing) -> None:
+    def __init__(self, desk: Desk, tokens: PageTokens, publishing: Publishing, pointing: Pointing) -> None:
         self._desk = desk
+        self._pointing = pointing
         self._tokens = tokens
         self._publishing = publishing
 
@@ -148,28 +150,7 @@ class AdapterServicer(stubs.AdapterServiceServicer):
         return await self._desk.read(read)
 
     async def SetAlias(self, request: pb.SetAliasRequest, context: Any) -> pb.Alias:
-        def work(transaction: Transaction, note: Note) -> pb.Alias:
-            name, alias = parse_alias(request.name)
-            adapter = adapters.require_adapter(transaction.connection, name)
-            target = revisions.find_current(transaction.connection, request.revision_id)
-            existing = adapters.find_alias(transaction.connection, adapter.adapter_id, alias)
-            changed = catalog.set_alias(
-                adapter, target, existing, etag=request.etag, now=request.now, reason=request.reason
-            )
-            if changed and target is not None:
-                moving.require_free(transaction, adapter.adapter_id, alias)
-                existing = adapters.put_alias(transaction, adapter, alias, target, self._desk.now_us())
-            assert existing is not None
-            return convert.alias(existing)
-
-        return await self._desk.change(
-            request,
-            pb.Alias,
-            work,
-            resource=request.name,
-            reason=request.reason,
-            request_id=request.request_id,
-        )
+        return await self._pointing.set_alias(request, remaining_s=context.time_remaining)
 
     async def DeleteAlias(self, request: pb.DeleteAliasRequest, context: Any) -> pb.Alias:
         def work(transaction: Transaction, note: Note) -> pb.Alias:

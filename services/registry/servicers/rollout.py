@@ -42,9 +42,9 @@ class RolloutServicer(stubs.RolloutServiceServicer):
     async def StartRollout(self, request: pb.StartRolloutRequest, context: Any) -> pb.Rollout:
         actor = current_call().principal.label
 
-        def work(transaction: Transaction, note: Note) -> pb.Rollout:
+        def made(connection: Connection) -> tuple[RolloutRow, list[str]]:
             row = new_rollout(
-                transaction.connection,
+                connection,
                 parse_adapter(request.parent, "parent"),
                 alias=request.rollout.alias or DEFAULT_ALIAS,
                 to=request.rollout.to_revision_id,
@@ -52,18 +52,24 @@ class RolloutServicer(stubs.RolloutServiceServicer):
                 salt=bytes.fromhex(self._randomness.text("0123456789abcdef", 32)),
                 now_us=self._desk.now_us(),
             )
+            return row, plan(row.settings, old=f"v{row.from_version}", new=f"v{row.to_version}", alias=row.alias)
+
+        def planned(view: Connection) -> pb.Rollout:
+            row, steps = made(view)
+            message = messages.rollout(row)
+            message.plan.extend(steps)
+            return message
+
+        def work(transaction: Transaction, note: Note) -> pb.Rollout:
+            row, steps = made(transaction.connection)
             note.resource = row.name
-            steps = plan(row.settings, old=f"v{row.from_version}", new=f"v{row.to_version}", alias=row.alias)
-            if request.validate_only:
-                note.reason = "validate_only"
-                message = messages.rollout(row)
-                message.plan.extend(steps)
-                return message
             sentence = f"{row.alias} is to move from v{row.from_version} to v{row.to_version}; first, {steps[0]}"
             note.reason = sentence
             row = moving.begin(transaction, row, actor=actor, sentence=sentence)
             return messages.rollout(row, connection=transaction.connection)
 
+        if request.validate_only:  # a question, and no event
+            return await self._desk.read(planned)
         return await self._desk.change(
             request, pb.Rollout, work, resource=request.parent, request_id=request.request_id
         )
@@ -107,6 +113,7 @@ class RolloutServicer(stubs.RolloutServiceServicer):
             move = control(
                 row.position, row.settings, evidence, _action(request.action), reason=request.reason, now_us=now_us
             )
+            note.idle = move is None
             if move is not None:
                 row = moving.write(transaction, row, move, actor=actor, now_us=now_us)
                 note.reason = move.sentence
@@ -122,15 +129,20 @@ class RolloutServicer(stubs.RolloutServiceServicer):
         messages.check_names(faults, [("serving_executors", name) for name in request.serving_executors])
         messages.check_reason(faults, request.failure_reason)
         faults.require(len(request.serving_executors) <= 1000, "serving_executors", "must be at most 1000")
+        good = request.lost_epoch == 0 or (request.lost_epoch > 0 and not request.ready)
+        faults.require(good, "lost_epoch", "must be positive, of an executor that is not ready")
         faults.raise_if_any()
 
         def keep(transaction: Transaction, row: RolloutRow) -> None:
             serving = sorted({*request.serving_executors, request.executor})
-            rollouts.put_serving(transaction, row, request.router, serving, now_us=self._desk.now_us())
+            if not request.lost_epoch:  # which says nothing of the others
+                rollouts.put_serving(transaction, row, request.router, serving, now_us=self._desk.now_us())
             if request.revision_id == row.to_revision_id:
                 rollouts.put_readiness(
                     transaction, row, request.executor, ready=request.ready, failure=request.failure_reason
                 )
+                if request.lost_epoch:
+                    rollouts.add_loss(transaction, row, request.executor, epoch=request.lost_epoch)
 
         return pb.ReportReadinessResponse(state=await self._take(request.name, keep))
 

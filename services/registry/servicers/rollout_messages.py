@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from loraport.registry.v1 import rollout_service_pb2 as pb
 from services.registry.records import RolloutRow
-from services.registry.rollout.arms import ArmStats, Observation, StepStats
+from services.registry.rollout.arms import ArmStats, StepStats
 from services.registry.rollout.machine import Evidence, Executor, Probe, verdict_on
 from services.registry.rollout.settings import Gates, Prompt, Settings
 from services.registry.rollout.states import State
@@ -18,7 +18,7 @@ from services.registry.servicers.convert import timestamp
 from services.registry.servicers.rollout_item import prompt_message
 from services.registry.store import rollouts
 from services.shared.errors import FaultList
-from services.shared.split import ARMS, SHADOW_STEP
+from services.shared.split import ARMS, SHADOW_STEP, Observation
 
 MAX_OBSERVATIONS = 10_000
 MAX_MS = 1e9

@@ -12,7 +12,7 @@ from services.registry.records import AdapterRow, AliasRow, RevisionRow
 from services.registry.store import log
 from services.registry.store.database import Transaction
 from services.registry.store.rows import build, build_all, build_optional, page
-from services.registry.store.tables import adapters, aliases, revisions
+from services.registry.store.tables import adapters, aliases, revisions, tenants
 from services.shared.errors import LoraportError
 from services.shared.names import AdapterName
 from services.shared.paging import Key
@@ -42,8 +42,16 @@ def require_adapter(connection: Connection, name: AdapterName) -> AdapterRow:
     """Returns an adapter. Raises LoraportError (ADAPTER_NOT_FOUND)."""
     row = find_adapter(connection, name)
     if row is None:
-        raise LoraportError("ADAPTER_NOT_FOUND", f"there is no adapter {name}")
+        raise LoraportError("ADAPTER_NOT_FOUND", missing(connection, name))
     return row
+
+
+def missing(connection: Connection, name: AdapterName) -> str:
+    """Returns which part of an adapter's name is unknown, in words for an admin; empty when none is."""
+    if find_adapter(connection, name) is not None:
+        return ""
+    owner = connection.execute(select(tenants.c.tenant).where(tenants.c.tenant == name.tenant)).first()
+    return f"there is no tenant {name.tenant}" if owner is None else f"{name.tenant} has no adapter {name.adapter}"
 
 
 def list_adapters(

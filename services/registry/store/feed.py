@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Row, Select, Table, select
 
 from services.registry.records import RolloutRow
+from services.registry.rollout.machine import LOST
 from services.registry.rollout.settings import Prompt
 from services.registry.rollout.states import State
 from services.registry.store.database import Database
@@ -77,9 +78,10 @@ def _rollout(row: Row[Any]) -> Item:
 
 def rollout_item(row: RolloutRow) -> RolloutItem:
     """Returns a rollout as peers see it: prompts and the shadow's share only while they are of use; prompts also where
-    it is held in PROBING, for a missing probe comes only from those who have them."""
+    it is held in PROBING for want of a probe, which comes only from those who have them."""
     position, settings = row.position, row.settings
-    probing = position.at is State.PROBING
+    # What may have taken an executor down is not tried on the others meanwhile.
+    probing = position.at is State.PROBING and position.hold_reason != LOST
     return RolloutItem(
         name=row.name,
         tenant=row.tenant,

@@ -16,6 +16,7 @@ from services.registry.store.rows import build_all, page
 from services.registry.store.tables import (
     rollout_arms,
     rollout_executors,
+    rollout_losses,
     rollout_routers,
     rollout_story,
     rollouts,
@@ -147,7 +148,16 @@ def evidence(connection: Connection, row: RolloutRow) -> Evidence:
         ),
         serving=frozenset(newest.serving if newest is not None else ()),
         steps=steps,
+        lost=tuple(sorted(str(item.executor) for item in _of(connection, rollout_losses, row))),
     )
+
+
+def add_loss(transaction: Transaction, row: RolloutRow, executor: str, *, epoch: int) -> None:
+    """Notes that a process of an executor went away with work of the new revision. Each counts once."""
+    values = {"rollout_row": row.rollout_row, "executor": executor, "epoch": epoch}
+    where = [rollout_losses.c[name] == value for name, value in values.items()]
+    if transaction.connection.execute(select(rollout_losses).where(*where)).first() is None:
+        transaction.connection.execute(insert(rollout_losses).values(values))
 
 
 def put_readiness(transaction: Transaction, row: RolloutRow, executor: str, *, ready: bool, failure: str) -> None:

@@ -259,6 +259,15 @@ rollout_routers = Table(
     Column("serving_us", BigInteger, nullable=False),
 )
 
+# Executors that went away while they had work of the new revision, by the epoch of the process that did.
+rollout_losses = Table(
+    "rollout_losses",
+    METADATA,
+    Column("rollout_row", _ROW_ID, ForeignKey("rollouts.rollout_row"), primary_key=True, autoincrement=False),
+    Column("executor", String(128), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+)
+
 audit_events = Table(
     "audit_events",
     METADATA,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.registry.rollout import arms
-from services.registry.rollout.arms import ArmStats, Observation, StepStats
+from services.registry.rollout.arms import ArmStats, StepStats
 from services.registry.rollout.judge import Verdict, _quotient, exhausted, judge, judge_shadow
 from services.registry.rollout.sequences import (
     MIN_SPREAD,
@@ -26,7 +26,7 @@ from services.registry.rollout.sequences import (
     ratio_verdict,
 )
 from services.registry.rollout.settings import WHOLE, Gates, Settings
-from services.shared.split import Arm
+from services.shared.split import Arm, Observation
 
 NUMBERS = st.lists(st.floats(-20, 20), max_size=30)
 SETTINGS = Settings()

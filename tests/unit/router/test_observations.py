@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from services.router import observations
 from services.router.door import Job
 from services.router.events import ExecutorScored, Started, Tokens, Usage
-from services.router.observations import AnswersGiven, Observation, Outbox, Outboxes, repetition
+from services.router.observations import AnswersGiven, Outbox, Outboxes, repetition
 from services.router.observing import Observer
 from services.router.probing import ProbeResult, probe
 from services.router.rollout_split import Side
 from services.shared.clock import ManualClock
 from services.shared.errors import LoraportError
+from services.shared.split import Observation
 
 SIDE = Side("r1", "new", 2)
 
@@ -159,10 +160,10 @@ def test_times_and_tokens_are_those_of_the_first_answer() -> None:
     ("error", "reason"),
     [
         (LoraportError("NON_FINITE_LOGITS"), "NON_FINITE_LOGITS"),
-        (LoraportError("EXECUTOR_UNAVAILABLE"), "EXECUTOR_UNAVAILABLE"),
         (LoraportError("DEADLINE_EXCEEDED"), "DEADLINE_EXCEEDED"),
         (RuntimeError("a bug"), "INTERNAL"),
         (LoraportError("OVERLOADED"), None),
+        (LoraportError("EXECUTOR_UNAVAILABLE"), None),
         (LoraportError("INVALID_CREDENTIAL"), None),
         (asyncio.CancelledError(), None),
         (GeneratorExit(), None),

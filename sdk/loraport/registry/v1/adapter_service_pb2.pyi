@@ -193,20 +193,22 @@ class ListAdaptersResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class SetAliasRequest(_message.Message):
-    __slots__ = ("name", "revision_id", "etag", "now", "reason", "request_id")
+    __slots__ = ("name", "revision_id", "etag", "now", "reason", "request_id", "force")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     NOW_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision_id: str
     etag: str
     now: bool
     reason: str
     request_id: str
-    def __init__(self, name: _Optional[str] = ..., revision_id: _Optional[str] = ..., etag: _Optional[str] = ..., now: _Optional[bool] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    force: bool
+    def __init__(self, name: _Optional[str] = ..., revision_id: _Optional[str] = ..., etag: _Optional[str] = ..., now: _Optional[bool] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DeleteAliasRequest(_message.Message):
     __slots__ = ("name", "etag", "request_id")

@@ -170,7 +170,8 @@ class AdapterServiceServicer:
         """Creates an alias, or moves one. Before: the revision is ACTIVE and of this adapter. Moving an alias that
         serves traffic needs `now` and `reason`; one that a rollout moves stays. Idempotent for the same target. Errors:
         `NOT_FOUND` (`ADAPTER_NOT_FOUND`, `REVISION_NOT_FOUND`); `FAILED_PRECONDITION` (`REVISION_NOT_ACTIVE`, `ALIAS_LIVE`,
-        `ROLLOUT_RUNNING`);
+        `ROLLOUT_RUNNING`, `QUORUM_MISSING`: with `now`, not every executor had it READY before the call's deadline, and
+        nothing has moved);
         `ABORTED` (`STALE_ETAG`); `INVALID_ARGUMENT` (`INVALID_NAME`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -267,7 +267,7 @@ class ControlRolloutRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., action: _Optional[_Union[ControlRolloutRequest.Action, str]] = ..., reason: _Optional[str] = ..., etag: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ReportReadinessRequest(_message.Message):
-    __slots__ = ("name", "router", "executor", "revision_id", "ready", "failure_reason", "serving_executors")
+    __slots__ = ("name", "router", "executor", "revision_id", "ready", "failure_reason", "serving_executors", "lost_epoch")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +275,7 @@ class ReportReadinessRequest(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILURE_REASON_FIELD_NUMBER: _ClassVar[int]
     SERVING_EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    LOST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     name: str
     router: str
     executor: str
@@ -282,7 +283,8 @@ class ReportReadinessRequest(_message.Message):
     ready: bool
     failure_reason: str
     serving_executors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., router: _Optional[str] = ..., executor: _Optional[str] = ..., revision_id: _Optional[str] = ..., ready: _Optional[bool] = ..., failure_reason: _Optional[str] = ..., serving_executors: _Optional[_Iterable[str]] = ...) -> None: ...
+    lost_epoch: int
+    def __init__(self, name: _Optional[str] = ..., router: _Optional[str] = ..., executor: _Optional[str] = ..., revision_id: _Optional[str] = ..., ready: _Optional[bool] = ..., failure_reason: _Optional[str] = ..., serving_executors: _Optional[_Iterable[str]] = ..., lost_epoch: _Optional[int] = ...) -> None: ...
 
 class ReportReadinessResponse(_message.Message):
     __slots__ = ("state",)
