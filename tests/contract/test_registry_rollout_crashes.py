@@ -143,6 +143,28 @@ async def test_what_cannot_be_loaded_ends_it_and_what_has_no_room_waits(rig: Rig
     assert await hands.ready(name, "e0", ready=False, failure_reason="DIGEST_MISMATCH") == State.STATE_ROLLED_BACK
 
 
+async def test_the_first_lost_executor_takes_the_share_back_and_the_second_one_ends_it(rig: Rig) -> None:
+    hands = await make_hands(rig)
+    name = (await hands.prepared(min_sample_count=1000)).name
+    lost = {"ready": False, "failure_reason": "EXECUTOR_UNAVAILABLE", "serving_executors": ["e0"]}
+    assert await reason_of(hands.ready(name, "e0", lost_epoch=7)) == "INVALID_REQUEST"
+    assert await hands.ready(name, "e0", lost_epoch=7, **lost) == State.STATE_PAUSED
+    held = await hands.get(name)
+    assert (held.hold_reason, held.share_percent, held.step_index) == ("EXECUTOR_LOST", 0, 0)
+    # Another router tells of the same end; that is no second one.
+    assert await hands.ready(name, "e0", lost_epoch=7, **lost) == State.STATE_PAUSED
+    await asyncio.sleep(0.1)
+    assert (await hands.get(name)).state == State.STATE_PAUSED, "it waits for what was lost, though e1 has it"
+    await hands.ready(name, "e0")
+    again = await hands.until(name, in_state("SPLITTING"))
+    assert (again.share_percent, again.step_index) == (10, 0)
+    assert await hands.ready(name, "e1", lost_epoch=7, **lost) == State.STATE_ROLLED_BACK
+    assert (
+        "2 times an executor went away with work of the new revision: e0, e1"
+        in (await hands.get(name)).story[-1].sentence
+    )
+
+
 async def test_a_leaked_publishers_key_ends_what_its_revision_was_in(rig: Rig) -> None:
     hands = await make_hands(rig)
     name = (await hands.prepared()).name
