@@ -20,8 +20,8 @@ class ModelOptions:
     # What a CPU computes a bfloat16 base in: `native` for bfloat16, `float32` for the same numbers upcast (twice the
     # memory), `auto` for float32 exactly where the CPU has no bfloat16 products and would emulate them.
     cpu_products: Literal["auto", "native", "float32"] = "auto"
-    # Compile the decode step for this CPU at the start, about a second; needs a C++ compiler. `auto` does without where
-    # there is none, `on` does not start then, `off` never compiles.
+    # Compile the decode step for this CPU at the start, two or three seconds; needs a C++ compiler. `auto` does without
+    # where there is none, `on` does not start then, `off` never compiles.
     compiled: Literal["auto", "on", "off"] = "auto"
     # Where it is computed: `cpu`, or `cuda` for the process's first GPU (docs/kernels.md).
     device: Literal["cpu", "cuda"] = "cpu"

@@ -40,9 +40,8 @@ _TRITON = frozenset(
     | {f"triton-prefill-{block}" for block in ("16x16", "16x64", "64x16", "64x64")}
 )
 _KERNEL_PATHS = frozenset(
-    {"base", "merged", "torch-reference"}
+    {"base", "merged", "torch-reference", "cpu-compiled"}
     | {f"cpu-torch-{kind}" for kind in ("paged", "segmented", "mixed")}
-    | {f"cpu-compiled-{kind}" for kind in ("paged", "mixed")}
     | _TRITON
     | {f"{name}-graph" for name in _TRITON}
 )

@@ -1,8 +1,9 @@
 """The compiled decode step: cpu/step.cpp, built on the machine that runs it and called through ctypes.
 
-Optional and never required. It takes a C++ compiler about a second; the library is built into a directory that only
-this user may enter and is deleted as soon as it is loaded, so there is no cache that somebody could write to. Before it
-is used its functions are held against their twins on torch; one that disagrees is a reason to do without all of them.
+Optional and never required. It takes a C++ compiler two or three seconds; the library is built into a directory that
+only this user may enter and is deleted as soon as it is loaded, so there is no cache that somebody could write to.
+Before it is used its functions are held against their twins on torch; one that disagrees is a reason to do without all
+of them.
 
 What it is for: on two cores a step of one row spends more time on waking threads and on starting some 30 operations
 per layer than on reading the weights, and torch has no product of bfloat16 weights with float32 rows.
@@ -228,11 +229,13 @@ def _check(step: CpuStep) -> None:
     turned = (a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None])
     pairs.append((step.rotate(heads, 4, cos, sin), torch.cat(turned, dim=-1)))
     pool_a, pool_b, scale, ranks = some(6, 2, 37), some(6, 29), some(6, 2), torch.tensor([4, 1, 5])
-    y, own = add.clone(), LoraStep([range(1, 3)], [ranks], (18, 11))
-    step.lora(x, y, pool_a, pool_b, scale, own)
+    # One adapter of few rows, the same one of many.
+    x, y = some(23, 37), some(23, 29)
+    before = y.clone()
+    step.lora(x, y, pool_a, pool_b, scale, LoraStep([range(1, 4), range(4, 23)], [ranks, ranks], (18, 11)))
     shrunk = torch.einsum("ri,ksi->rks", x[1:], pool_a[ranks]) * scale[ranks]
     parts = [shrunk[:, :, sub] @ part for sub, part in enumerate(pool_b[ranks].split((18, 11), dim=1))]
-    pairs.append((y, torch.cat((add[:1], add[1:] + torch.cat(parts, dim=1)))))
+    pairs.append((y, torch.cat((before[:1], before[1:] + torch.cat(parts, dim=1)))))
     if not all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for got, want in pairs):
         raise CompilerMissing("the compiled step computes something else than torch does")
 

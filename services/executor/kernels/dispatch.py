@@ -4,7 +4,7 @@ base                  no row has an adapter
 cpu-torch-paged       every adapter has few rows: one sampled product and one weighted sum for all of them
 cpu-torch-segmented   every adapter has many rows: dense products, one adapter after the other
 cpu-torch-mixed       both, each adapter in its own way
-cpu-compiled-paged    as cpu-torch-paged, in one compiled loop over the rank rows; likewise cpu-compiled-mixed
+cpu-compiled          one compiled call for all adapters, however many rows each has
 triton-KIND-ROWSxRANKS    a GPU: one of `variants.VARIANTS`, chosen in `gpu_lora.py` by a table or a roofline
 triton-...-graph      the same, replayed from a captured graph
 torch-reference       a GPU without Triton: dense products, one adapter after the other
@@ -24,8 +24,7 @@ BASE = "base"
 PAGED = "cpu-torch-paged"
 SEGMENTED = "cpu-torch-segmented"
 MIXED = "cpu-torch-mixed"
-COMPILED_PAGED = "cpu-compiled-paged"
-COMPILED_MIXED = "cpu-compiled-mixed"
+COMPILED = "cpu-compiled"
 REFERENCE = "torch-reference"
 MERGED = "merged"
 GRAPH = "-graph"  # ends the path of an adapter's replayed steps
@@ -34,7 +33,7 @@ _MANY_ROWS = 12  # rows of one adapter from which dense products are faster
 
 def all_paths() -> frozenset[str]:
     """Return every path that there is."""
-    cpu = {PAGED, SEGMENTED, MIXED, COMPILED_PAGED, COMPILED_MIXED}
+    cpu = {PAGED, SEGMENTED, MIXED, COMPILED}
     return frozenset({BASE, REFERENCE, MERGED, *cpu, *VARIANTS, *(name + GRAPH for name in VARIANTS)})
 
 
@@ -53,9 +52,9 @@ def choose_path(layout: RowLayout, *, device_type: str, compiled: bool = False) 
         return BASE
     if device_type != "cpu":
         raise ValueError(f"no LoRA kernel for device {device_type!r}")
+    if compiled:
+        return COMPILED
     many = sum(has_many_rows(segment) for segment in layout.segments)
     if many == 0:
-        return COMPILED_PAGED if compiled else PAGED
-    if many == len(layout.segments):
-        return SEGMENTED
-    return COMPILED_MIXED if compiled else MIXED
+        return PAGED
+    return SEGMENTED if many == len(layout.segments) else MIXED

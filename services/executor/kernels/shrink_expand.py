@@ -132,8 +132,8 @@ class PagedStep:
         y.add_(total.view(y.shape))
 
 
-class CompiledPaged:
-    """The same by the compiled step. `runs` are the rows of the step that an adapter has, and its pool rows."""
+class CompiledRows:
+    """All rows with adapters, by the compiled step. `runs` are the rows of the step that each has, and its pool rows."""
 
     def __init__(self, bank: Bank, runs: Sequence[tuple[range, torch.Tensor]], step: CpuStep) -> None:
         self._bank = bank

@@ -10,7 +10,7 @@ import torch
 from services.executor.kernels.compiled import CpuStep
 from services.executor.kernels.dispatch import BASE, choose_path, has_many_rows
 from services.executor.kernels.layout import RowLayout, Segment
-from services.executor.kernels.shrink_expand import Bank, CompiledPaged, PagedStep, Run, add_run, gather_run, make_run
+from services.executor.kernels.shrink_expand import Bank, CompiledRows, PagedStep, Run, add_run, gather_run, make_run
 
 
 class GroupAdapter:
@@ -60,23 +60,23 @@ class EmbeddingAdapter:
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """One group's part of a step: dense products for `many` runs of rows, one paged step for the rows `few`."""
+    """One group's part of a step: dense products for `many` runs of rows, one call for the rows `few`."""
 
     many: tuple[tuple[slice, GroupAdapter], ...]
-    paged: PagedStep | CompiledPaged | None
+    together: PagedStep | CompiledRows | None
     few: slice | torch.Tensor
 
     def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
         """Add to y in place. Shapes: y [rows, sum(out)], x [rows, in]; float32."""
         for rows, adapter in self.many:
             adapter.add(y[rows], x[rows], layer)
-        if self.paged is None:
+        if self.together is None:
             return
         if isinstance(self.few, slice):
-            self.paged.add(y[self.few], x[self.few], layer)
+            self.together.add(y[self.few], x[self.few], layer)
         else:
             some = y.index_select(0, self.few)
-            self.paged.add(some, x.index_select(0, self.few), layer)
+            self.together.add(some, x.index_select(0, self.few), layer)
             y.index_copy_(0, self.few, some)
 
 
@@ -129,7 +129,7 @@ def make_batch(
     step: CpuStep | None = None,
 ) -> LoraBatch:
     """Arrange a step. `adapters[i]` has adapter i of the layout, by the names of the groups that it touches;
-    `embeddings[i]` what it adds to token embeddings. `step` computes the adapters of few rows, where it is there."""
+    `embeddings[i]` what it adds to token embeddings. `step` computes all of them, where it is there."""
     path = choose_path(layout, device_type=device_type, compiled=step is not None)
     groups = {}
     for name, bank in banks.items():
@@ -154,12 +154,16 @@ def embedded_rows(
 def _group_batch(
     segments: Sequence[Segment], bank: Bank, own: Sequence[GroupAdapter | None], step: CpuStep | None
 ) -> GroupBatch:
+    touched = [(segment, own[segment.adapter]) for segment in segments]
+    if step is not None:
+        runs = [
+            (range(segment.start, segment.end), adapter.rows) for segment, adapter in touched if adapter is not None
+        ]
+        return GroupBatch((), CompiledRows(bank, runs, step) if runs else None, slice(None))
     many: list[tuple[slice, GroupAdapter]] = []
     few: list[int] = []
     ranks: list[torch.Tensor] = []
-    runs: list[tuple[range, torch.Tensor]] = []
-    for segment in segments:
-        adapter = own[segment.adapter]
+    for segment, adapter in touched:
         if adapter is None:
             continue
         if has_many_rows(segment):
@@ -167,11 +171,8 @@ def _group_batch(
         else:
             few += range(segment.start, segment.end)
             ranks += [adapter.rows] * segment.rows
-            runs.append((range(segment.start, segment.end), adapter.rows))
     if not few:
         return GroupBatch(tuple(many), None, slice(0, 0))
-    if step is not None:
-        return GroupBatch(tuple(many), CompiledPaged(bank, runs, step), slice(None))
     adjacent = few[-1] - few[0] + 1 == len(few)
     where = slice(few[0], few[-1] + 1) if adjacent else torch.tensor(few)
     return GroupBatch(tuple(many), PagedStep(bank, ranks), where)

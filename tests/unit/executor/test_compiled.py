@@ -69,8 +69,9 @@ def test_adapters_equal_their_products_and_touch_nothing_else(step: CpuStep, wid
     order = torch.randperm(pool)
     ranks = [order[:1], order[1:18], order[18:21]]
     a[order[21:]], b[order[21:]], scale[order[21:]] = float("nan"), float("nan"), float("nan")
-    rows = [range(1, 2), range(2, 7), range(8, 10)]
-    x, y = torch.randn(11, size), torch.randn(11, out)
+    rows = [range(1, 2), range(2, 7), range(8, 10), range(11, 69)]
+    ranks.append(order[10:15])
+    x, y = torch.randn(70, size), torch.randn(70, out)
     expected = y.double()
     for some, own in zip(rows, ranks, strict=True):
         for row in some:
@@ -82,22 +83,32 @@ def test_adapters_equal_their_products_and_touch_nothing_else(step: CpuStep, wid
     got = y.clone()
     step.lora(x, got, a, b, scale, LoraStep(rows, ranks, widths))
     torch.testing.assert_close(got, expected.float(), atol=1e-4, rtol=1e-4)
-    assert all(torch.equal(got[row], y[row]) for row in (0, 7, 10))
+    assert all(torch.equal(got[row], y[row]) for row in (0, 7, 10, 69))
 
 
-@pytest.mark.parametrize("width", [7, 64, 300])
-def test_an_adapters_rows_have_the_same_bits_whatever_rows_it_has_beside_them(step: CpuStep, width: int) -> None:
-    torch.manual_seed(width)
-    a, b, scale = torch.randn(9, 1, 23), torch.randn(9, width), torch.randn(9, 1)
-    x, y = torch.randn(11, 23), torch.randn(11, width)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("size", "widths"), [(23, (7,)), (24, (64,)), (64, (300, 20))])
+def test_an_adapters_rows_have_the_same_bits_whatever_rows_it_has_beside_them(
+    step: CpuStep, size: int, widths: tuple[int, ...], threads: int
+) -> None:
+    torch.manual_seed(size)
+    subs, out = len(widths), sum(widths)
+    a, b, scale = torch.randn(9, subs, size), torch.randn(9, out), torch.randn(9, subs)
+    x, y = torch.randn(130, size), torch.randn(130, out)
     ranks = torch.tensor([7, 0, 3, 8, 2])
-    seen = []
-    for rows in range(1, 12):
-        got = y.clone()
-        step.lora(x, got, a, b, scale, LoraStep([range(rows)], [ranks], (width,)))
-        seen.append(got)
-    for rows, got in enumerate(seen, start=1):
-        assert torch.equal(got[:rows], seen[-1][:rows]), rows
+    # Few rows, many in one tile, tiles of all threads.
+    seen = {}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows in (*range(1, 20), 47, 48, 49, 97, 130):
+            seen[rows] = y.clone()
+            step.lora(x, seen[rows], a, b, scale, LoraStep([range(rows)], [ranks], widths))
+    finally:
+        torch.set_num_threads(before)
+    for rows, got in seen.items():
+        assert torch.equal(got[:rows], seen[130][:rows]), rows
+        assert torch.equal(got[rows:], y[rows:]), rows
 
 
 def test_a_matrix_that_bfloat16_does_not_hold_is_not_read_as_such(step: CpuStep) -> None:
@@ -137,7 +148,8 @@ def test_a_bfloat16_base_answers_alike_with_and_without_it(step: CpuStep, tmp_pa
         ("dot(query + h * size, key + h / fold * size, size) * scale", "dot(query + h * size, key, size) * scale"),
         ("to[i] = gate[i] / (exponential_one(-gate[i]) + 1.0f)", "to[i] = gate[i]"),
         ("to[i + half] = b * c[i] + a * s[i];", "to[i + half] = b * c[i] - a * s[i];"),
-        ("c * kBand > edges[u] ? c * kBand : edges[u]", "c * kBand"),
+        ("(mine.ranks[k + i] * pool.subs + u) * pool.in", "mine.ranks[k + i] * pool.subs * pool.in"),
+        ("{0, mine.own}, own)", "{1, mine.own}, own)"),
     ],
 )
 def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypatch, text: str, instead: str) -> None:

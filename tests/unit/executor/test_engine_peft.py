@@ -73,7 +73,7 @@ def test_mixed_batch_with_rows_joining_and_leaving_equals_peft(family, compiled:
         transcript = world.transcripts[request_id]
         assert transcript.tokens == expected[name, p][:count], (name, len(p))
         path = transcript.ended[0].kernel_path
-        kinds = ("cpu-compiled-", "cpu-torch-segmented") if compiled else ("cpu-torch-",)
+        kinds = ("cpu-compiled",) if compiled else ("cpu-torch-",)
         assert path.startswith(kinds) or (name is None and path == "base")
     assert max(t.ended[0].distinct_adapters for t in world.transcripts.values()) >= 5
 

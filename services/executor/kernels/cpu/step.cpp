@@ -12,7 +12,12 @@ namespace {
 
 constexpr int kWide = 8;    // floats of a vector; compilers split it where the machine's are shorter
 constexpr int kBlock = 4;   // rows that share a load of a rank row
-constexpr int kBand = 256;  // columns of an expand that one thread takes at a time: 1 KiB of every rank row
+constexpr int kTriple = 3;  // rank rows that share a load of a row: 4 x 3 sums fill the vector registers
+constexpr int kShare = 4 * kTriple;  // rank rows that a thread takes at a time where an adapter has few rows
+constexpr int kMany = 12;   // rows of an adapter from which arithmetic counts for more than reading its rank rows
+constexpr int kTile = 48;   // rows that a thread takes at a time then: with 1,536 columns they are 288 KiB
+constexpr int kPiece = 2 * kWide;  // columns of an expand that are kept in registers
+constexpr int kSlab = 8 * kPiece;  // columns of B that are copied at a time: of 64 rank rows 32 KiB
 typedef float Floats __attribute__((vector_size(4 * kWide)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWide)));
 typedef uint32_t Bits __attribute__((vector_size(4 * kWide)));
@@ -32,6 +37,15 @@ inline Floats fused(Floats a, Floats b, Floats c) {
   return c;
 #else
   return c + a * b;
+#endif
+}
+
+inline Floats all(float value) { return Floats{value, value, value, value, value, value, value, value}; }
+
+// A number that is used more than once stays in its register; left to itself a compiler loads it again each time.
+inline void keep(Floats& value) {
+#ifdef __x86_64__
+  asm("" : "+x"(value));
 #endif
 }
 
@@ -59,6 +73,8 @@ inline Floats widen_part(const uint16_t* from, int64_t count) {
   return widen(part);
 }
 
+inline void store_part(float* to, Floats value, int64_t count) { std::memcpy(to, &value, count * sizeof(float)); }
+
 inline float total(Floats v) {
   auto four = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
   auto two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
@@ -79,10 +95,10 @@ inline float dot(const float* a, const float* b, int64_t size) {
 
 inline void add_scaled(float* to, const float* from, float by, int64_t size) {
   int64_t i = 0;
-  for (; i + kWide <= size; i += kWide) store(to + i, fused(load(from + i), Floats{} + by, load(to + i)));
+  for (; i + kWide <= size; i += kWide) store(to + i, fused(load(from + i), all(by), load(to + i)));
   if (i < size) {
-    Floats last = fused(load_part(from + i, size - i), Floats{} + by, load_part(to + i, size - i));
-    std::memcpy(to + i, &last, (size - i) * sizeof(float));
+    Floats last = fused(load_part(from + i, size - i), all(by), load_part(to + i, size - i));
+    store_part(to + i, last, size - i);
   }
 }
 
@@ -109,7 +125,7 @@ inline Floats exponential(Floats given) {
   return given > high ? Floats{} + __builtin_inff() : p * power;
 }
 
-inline float exponential_one(float x) { return exponential(Floats{} + x)[0]; }
+inline float exponential_one(float x) { return exponential(all(x))[0]; }
 
 template <int kRows>
 void thin_rows(const float* x, const uint16_t* weight, const float* bias, const float* add, float* y, int64_t in,
@@ -147,91 +163,180 @@ void thin_rows(const float* x, const uint16_t* weight, const float* bias, const 
   }
 }
 
-template <int kRows>
-void shrink_rows(const float* const* x, const float* shrink, float by, float* to, int64_t apart, int64_t in) {
-  Floats sums[kRows] = {};
-  int64_t i = 0;
-  for (; i + kWide <= in; i += kWide) {
-    Floats some = load(shrink + i);
+// Rows of x against rank rows: to[r * apart + k] = by[k] * x[r] . shrink[k]. `kWhole` says that `in` is a multiple of
+// kWide. Every sum is formed in the same way whatever stands beside it.
+template <int kRows, int kRanks, bool kWhole>
+__attribute__((noinline)) void shrink_block(const float* const* x, const float* const* shrink, const float* by,
+                                            float* to, int64_t apart, int64_t in) {
+  Floats sums[kRows][kRanks] = {};
+  for (int64_t i = 0; i < in; i += kWide) {
+    const int64_t left = in - i < kWide ? in - i : kWide;
+    Floats some[kRanks];
+#pragma GCC unroll 3
+    for (int k = 0; k < kRanks; ++k) keep(some[k] = kWhole ? load(shrink[k] + i) : load_part(shrink[k] + i, left));
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) sums[r] = fused(some, load(x[r] + i), sums[r]);
-  }
-  if (i < in) {
-    Floats some = load_part(shrink + i, in - i);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) sums[r] = fused(some, load_part(x[r] + i, in - i), sums[r]);
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) to[r * apart] = by == 0.0f ? 0.0f : by * total(sums[r]);
-}
-
-// One rank row against all rows of its adapter: to[r * apart] = by * x[rows[r]] . shrink.
-void shrink_rank(const float* x, const float* shrink, float by, const int64_t* rows, int64_t count, float* to,
-                 int64_t apart, int64_t in) {
-  for (int64_t r = 0; r < count; r += kBlock) {
-    const float* some[kBlock];
-    const int64_t left = count - r < kBlock ? count - r : kBlock;
-    for (int64_t i = 0; i < left; ++i) some[i] = x + rows[r + i] * in;
-    float* here = to + r * apart;
-    switch (left) {
-      case 1: shrink_rows<1>(some, shrink, by, here, apart, in); break;
-      case 2: shrink_rows<2>(some, shrink, by, here, apart, in); break;
-      case 3: shrink_rows<3>(some, shrink, by, here, apart, in); break;
-      default: shrink_rows<4>(some, shrink, by, here, apart, in);
+    for (int r = 0; r < kRows; ++r) {
+      Floats row = kWhole ? load(x[r] + i) : load_part(x[r] + i, left);
+      keep(row);
+#pragma GCC unroll 3
+      for (int k = 0; k < kRanks; ++k) sums[r][k] = fused(some[k], row, sums[r][k]);
     }
   }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+    for (int k = 0; k < kRanks; ++k) to[r * apart + k] = by[k] == 0.0f ? 0.0f : by[k] * total(sums[r][k]);
+  }
 }
 
-// Columns [from, from + count) of up to kBlock rows: y += by @ B, where by [rows, own] and count is at most 2 * kWide.
-template <int kRows>
-void expand_block(const float* b, const int64_t* ranks, int64_t own, const float* by, float* const* y, int64_t out,
-                  int64_t from, int64_t count) {
+template <int kRows, int kRanks>
+void shrink_either(const float* const* x, const float* const* shrink, const float* by, float* to, int64_t apart,
+                   int64_t in) {
+  if (in % kWide == 0) return shrink_block<kRows, kRanks, true>(x, shrink, by, to, apart, in);
+  shrink_block<kRows, kRanks, false>(x, shrink, by, to, apart, in);
+}
+
+template <int kRanks>
+void shrink_rows(const float* const* x, const float* const* shrink, const float* by, float* to, int64_t apart,
+                 int64_t in, int64_t rows) {
+  switch (rows) {
+    case 1: return shrink_either<1, kRanks>(x, shrink, by, to, apart, in);
+    case 2: return shrink_either<2, kRanks>(x, shrink, by, to, apart, in);
+    case 3: return shrink_either<3, kRanks>(x, shrink, by, to, apart, in);
+    default: return shrink_either<4, kRanks>(x, shrink, by, to, apart, in);
+  }
+}
+
+// Columns [at, at + count) of some rows: y += by @ B, where by [rows, own] and B's columns are b [own, kPiece]. `kWhole`
+// says that count is kPiece.
+template <int kRows, bool kWhole>
+__attribute__((noinline)) void expand_block(const float* b, int64_t own, const float* by, float* const* y, int64_t at,
+                                            int64_t count) {
   const int64_t low = count < kWide ? count : kWide, high = count - low;
-  const bool whole = count == 2 * kWide;
   Floats first[kRows], second[kRows];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-    first[r] = whole ? load(y[r] + from) : load_part(y[r] + from, low);
-    second[r] = whole ? load(y[r] + from + kWide) : load_part(y[r] + from + low, high);
+    first[r] = kWhole ? load(y[r] + at) : load_part(y[r] + at, low);
+    second[r] = kWhole ? load(y[r] + at + kWide) : load_part(y[r] + at + low, high);
   }
   for (int64_t rank = 0; rank < own; ++rank) {
-    const float* row = b + ranks[rank] * out + from;
-    Floats left = whole ? load(row) : load_part(row, low), right = whole ? load(row + kWide) : load_part(row + low, high);
+    const float* row = b + rank * kPiece;
+    Floats left = kWhole ? load(row) : load_part(row, low), right = kWhole ? load(row + kWide) : load_part(row + low, high);
+    keep(left);
+    keep(right);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      Floats factor = Floats{} + by[r * own + rank];
+      const Floats factor = all(by[r * own + rank]);
       first[r] = fused(left, factor, first[r]);
       second[r] = fused(right, factor, second[r]);
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-    std::memcpy(y[r] + from, &first[r], low * sizeof(float));
-    std::memcpy(y[r] + from + low, &second[r], high * sizeof(float));
+    if (kWhole) {
+      store(y[r] + at, first[r]);
+      store(y[r] + at + kWide, second[r]);
+    } else {
+      store_part(y[r] + at, first[r], low);
+      store_part(y[r] + at + low, second[r], high);
+    }
   }
 }
 
-// Columns [from, to) of all rows of an adapter.
-void expand_band(const float* b, const int64_t* ranks, int64_t own, const float* by, const int64_t* rows, int64_t count,
-                 float* y, int64_t out, int64_t from, int64_t to) {
-  // Rank rows come from memory once. With few rows to serve they are best read along, with more they are kept for all.
-  for (int64_t rank = 0; count <= 2 && rank < own; ++rank) {
-    for (int64_t r = 0; r < count; ++r) {
-      add_scaled(y + rows[r] * out + from, b + ranks[rank] * out + from, by[r * own + rank], to - from);
+template <int kRows>
+void expand_either(const float* b, int64_t own, const float* by, float* const* y, int64_t at, int64_t left) {
+  if (left >= kPiece) return expand_block<kRows, true>(b, own, by, y, at, kPiece);
+  expand_block<kRows, false>(b, own, by, y, at, left);
+}
+
+void expand_rows(const float* b, int64_t own, const float* by, float* const* y, int64_t at, int64_t left, int64_t rows) {
+  switch (rows) {
+    case 1: return expand_either<1>(b, own, by, y, at, left);
+    case 2: return expand_either<2>(b, own, by, y, at, left);
+    case 3: return expand_either<3>(b, own, by, y, at, left);
+    default: return expand_either<4>(b, own, by, y, at, left);
+  }
+}
+
+struct Pool {  // see loraport_lora
+  const float *a, *b, *scale;
+  const int64_t* edges;
+  int64_t subs, in, out;
+};
+
+struct Part {
+  int64_t from, to;
+};
+
+struct Task {
+  int64_t adapter, sub;
+  Part part;
+};
+
+std::vector<Part> parts(int64_t from, int64_t to, int64_t each) {
+  std::vector<Part> out;
+  for (; from < to; from += each) out.push_back({from, from + each < to ? from + each : to});
+  return out;
+}
+
+struct Own {  // some rows of an adapter, and its rank rows
+  const int64_t *rows, *ranks;
+  int64_t count, own;
+};
+
+// Some rank rows of sub u against all rows: shrunk [row, rank].
+void shrink(const Pool& pool, const float* x, const Own& mine, int64_t u, Part ranks, float* shrunk) {
+  for (int64_t k = ranks.from, some; k < ranks.to; k += some) {
+    some = ranks.to - k < kTriple ? ranks.to - k : kTriple;
+    const float* rank_rows[kTriple];
+    float by[kTriple];
+    for (int64_t i = 0; i < some; ++i) {
+      rank_rows[i] = pool.a + (mine.ranks[k + i] * pool.subs + u) * pool.in;
+      by[i] = pool.scale[mine.ranks[k + i] * pool.subs + u];
+    }
+    for (int64_t r = 0; r < mine.count; r += kBlock) {
+      const int64_t rows = mine.count - r < kBlock ? mine.count - r : kBlock;
+      const float* from[kBlock];
+      for (int64_t i = 0; i < rows; ++i) from[i] = x + mine.rows[r + i] * pool.in;
+      float* to = shrunk + r * mine.own + k;
+      switch (some) {
+        case 1: shrink_rows<1>(from, rank_rows, by, to, mine.own, pool.in, rows); break;
+        case 2: shrink_rows<2>(from, rank_rows, by, to, mine.own, pool.in, rows); break;
+        default: shrink_rows<3>(from, rank_rows, by, to, mine.own, pool.in, rows);
+      }
     }
   }
-  for (int64_t r = 0; count > 2 && r < count; r += kBlock) {
-    float* some[kBlock];
-    const int64_t left = count - r < kBlock ? count - r : kBlock;
-    for (int64_t i = 0; i < left; ++i) some[i] = y + rows[r + i] * out;
-    for (int64_t at = from; at < to; at += 2 * kWide) {
-      const int64_t size = to - at < 2 * kWide ? to - at : 2 * kWide;
-      switch (left) {
-        case 1: expand_block<1>(b, ranks, own, by + r * own, some, out, at, size); break;
-        case 2: expand_block<2>(b, ranks, own, by + r * own, some, out, at, size); break;
-        case 3: expand_block<3>(b, ranks, own, by + r * own, some, out, at, size); break;
-        default: expand_block<4>(b, ranks, own, by + r * own, some, out, at, size);
+}
+
+// Up to kSlab columns of all rows. `slab` is scratch of own * kSlab numbers.
+void expand(const Pool& pool, float* y, const Own& mine, const float* shrunk, Part columns, float* slab) {
+  const int64_t from = columns.from, width = columns.to - from;
+  if (mine.count <= 2) {  // rank rows are best read along
+    for (int64_t rank = 0; rank < mine.own; ++rank) {
+      for (int64_t r = 0; r < mine.count; ++r) {
+        add_scaled(y + mine.rows[r] * pool.out + from, pool.b + mine.ranks[rank] * pool.out + from,
+                   shrunk[r * mine.own + rank], width);
       }
+    }
+    return;
+  }
+  // Copied, piece by piece: rank rows may lie a power of two apart and would put one another out of the cache.
+  for (int64_t rank = 0; rank < mine.own; ++rank) {
+    const float* row = pool.b + mine.ranks[rank] * pool.out + from;
+    float* to = slab + rank * kPiece;
+    int64_t at = 0;
+    for (; at + kPiece <= width; at += kPiece) {
+      store(to + at * mine.own, load(row + at));
+      store(to + at * mine.own + kWide, load(row + at + kWide));
+    }
+    if (at < width) std::memcpy(to + at * mine.own, row + at, (width - at) * sizeof(float));
+  }
+  for (int64_t r = 0; r < mine.count; r += kBlock) {
+    const int64_t rows = mine.count - r < kBlock ? mine.count - r : kBlock;
+    float* to[kBlock];
+    for (int64_t i = 0; i < rows; ++i) to[i] = y + mine.rows[r + i] * pool.out + from;
+    for (int64_t at = 0; at < width; at += kPiece) {
+      expand_rows(slab + at * mine.own, mine.own, shrunk + r * mine.own, to, at, width - at, rows);
     }
   }
 }
@@ -352,7 +457,8 @@ void loraport_attend(const float* q, const float* keys, const float* values, con
   }
 }
 
-// y += (x @ A.T * scale) @ B of every row's own adapter. Adapter s has the rank rows ranks[rank_starts[s] :
+// y += (x @ A.T * scale) @ B of every row's own adapter, in one of two ways that give the same bits: with few rows the
+// threads share the rank rows, which are read once; with many they share the rows. Adapter s has the rank rows ranks[rank_starts[s] :
 // rank_starts[s + 1]] of the pool and the rows row_of[row_starts[s] : row_starts[s + 1]] of x [rows, in] and y [rows, out].
 // Pool: a [pool rows, subs, in], b [pool rows, out], scale [pool rows, subs]; sub u owns the columns edges[u] : edges[u + 1].
 // `shrunk` is scratch: adapter s's numbers begin at shrink_starts[s], [sub, row, rank].
@@ -360,34 +466,53 @@ void loraport_lora(const float* x, const float* a, const float* b, const float* 
                    const int64_t* rank_starts, const int64_t* row_of, const int64_t* row_starts, const int64_t* edges,
                    const int64_t* shrink_starts, float* shrunk, float* y, int64_t adapters, int64_t subs, int64_t in,
                    int64_t out, int threads) {
-  const int64_t total_ranks = rank_starts[adapters];
+  const Pool pool{a, b, scale, edges, subs, in, out};
+  // Tasks of the two ways: rows of an adapter from x to y; some of its rank rows, then some columns.
+  std::vector<Task> tiles, shrinks, expands;
+  int64_t widest = 0;
+  for (int64_t s = 0; s < adapters; ++s) {
+    const int64_t own = rank_starts[s + 1] - rank_starts[s], count = row_starts[s + 1] - row_starts[s];
+    widest = own > widest ? own : widest;
+    if (count >= kMany) {
+      const int64_t each = ((count + threads - 1) / threads + kBlock - 1) / kBlock * kBlock;
+      for (const Part part : parts(0, count, each < kTile ? each : kTile)) tiles.push_back({s, 0, part});
+      continue;
+    }
+    for (int64_t u = 0; u < subs; ++u) {
+      for (const Part part : parts(0, own, kShare)) shrinks.push_back({s, u, part});
+      for (const Part part : parts(edges[u], edges[u + 1], kSlab)) expands.push_back({s, u, part});
+    }
+  }
+  const auto all_of = [&](int64_t s) {
+    return Own{row_of + row_starts[s], ranks + rank_starts[s], row_starts[s + 1] - row_starts[s], rank_starts[s + 1] - rank_starts[s]};
+  };
 #pragma omp parallel num_threads(threads)
   {
-#pragma omp for schedule(static)
-    for (int64_t k = 0; k < total_ranks; ++k) {
-      int64_t s = 0;
-      while (rank_starts[s + 1] <= k) ++s;
-      const int64_t own = rank_starts[s + 1] - rank_starts[s], rank = k - rank_starts[s];
-      const int64_t count = row_starts[s + 1] - row_starts[s], *rows = row_of + row_starts[s];
+    std::vector<float> slab(widest * kSlab);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      const auto [s, _, rows] = tiles[t];
+      Own mine = all_of(s);
+      mine.rows += rows.from;
+      mine.count = rows.to - rows.from;
+      // All subs of a tile put their numbers into one place, one after the other.
+      float* own = shrunk + shrink_starts[s] + rows.from * mine.own;
       for (int64_t u = 0; u < subs; ++u) {
-        float* to = shrunk + shrink_starts[s] + u * count * own + rank;
-        shrink_rank(x, a + (ranks[k] * subs + u) * in, scale[ranks[k] * subs + u], rows, count, to, own, in);
+        shrink(pool, x, mine, u, {0, mine.own}, own);
+        for (const Part part : parts(edges[u], edges[u + 1], kSlab)) expand(pool, y, mine, own, part, slab.data());
       }
     }
-    // A thread owns a band of the columns of all rows: no two write to one place.
-    const int64_t bands = (out + kBand - 1) / kBand;
-#pragma omp for schedule(static) collapse(2)
-    for (int64_t c = 0; c < bands; ++c) {
-      for (int64_t s = 0; s < adapters; ++s) {
-        const int64_t own = rank_starts[s + 1] - rank_starts[s], count = row_starts[s + 1] - row_starts[s];
-        for (int64_t u = 0; u < subs; ++u) {
-          const int64_t from = c * kBand > edges[u] ? c * kBand : edges[u];
-          const int64_t to = (c + 1) * kBand < edges[u + 1] ? (c + 1) * kBand : edges[u + 1];
-          if (from >= to) continue;
-          const float* by = shrunk + shrink_starts[s] + u * count * own;
-          expand_band(b, ranks + rank_starts[s], own, by, row_of + row_starts[s], count, y, out, from, to);
-        }
-      }
+#pragma omp for schedule(dynamic, 1)
+    for (size_t t = 0; t < shrinks.size(); ++t) {
+      const auto [s, u, some] = shrinks[t];
+      const Own mine = all_of(s);
+      shrink(pool, x, mine, u, some, shrunk + shrink_starts[s] + u * mine.count * mine.own);
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (size_t t = 0; t < expands.size(); ++t) {
+      const auto [s, u, columns] = expands[t];
+      const Own mine = all_of(s);
+      expand(pool, y, mine, shrunk + shrink_starts[s] + u * mine.count * mine.own, columns, slab.data());
     }
   }
 }
