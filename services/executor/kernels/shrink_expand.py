@@ -133,7 +133,7 @@ class PagedStep:
 
 
 class CompiledRows:
-    """All rows with adapters, by the compiled step. `runs` are the rows of the step that each has, and its pool rows."""
+    """All adapters by the compiled step. `runs` are the rows of the step that each has, and its pool rows."""
 
     def __init__(self, bank: Bank, runs: Sequence[tuple[range, torch.Tensor]], step: CpuStep) -> None:
         self._bank = bank
