@@ -5,8 +5,8 @@ was signed last, somebody has changed it, and peers are left to go stale rather 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -26,6 +26,10 @@ log = structlog.get_logger()
 RETRY_S = 1.0
 # Several revocations within this time share a checkpoint.
 GATHER_S = 0.05
+# How often the clock is looked at: it may be set, or the machine may have slept.
+LOOK_S = 1.0
+# A clock that is set right makes the newest checkpoint one of the future, which peers refuse; a step of less is none.
+STEP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +83,24 @@ class Checkpoints:
             try:
                 if await self._due():
                     await self.newest()
-                delay = max(self._interval_s - self._age(), GATHER_S)
             except LoraportError as error:
                 log.error("no checkpoint", reason=error.reason, why=error.message)
-                delay = RETRY_S
+                await asyncio.sleep(RETRY_S)
+                continue
             try:
-                async with asyncio.timeout(delay):
+                await self._rest(epoch)
+            except LoraportError:
+                return
+
+    async def _rest(self, epoch: int) -> None:
+        """Returns when the catalog has changed, or time has, whether it passed or somebody set it."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, self._interval_s)):
                     await self._hub.wait_above(epoch)
                 await asyncio.sleep(GATHER_S)
-            except TimeoutError:
-                pass
-            except LoraportError:
+                return
+            if self._aged():
                 return
 
     async def _due(self) -> bool:
@@ -99,13 +110,15 @@ class Checkpoints:
 
     def _old(self) -> bool:
         """Whether the last one nears its end, or another key signs since. Blocking: the key may be a program's."""
-        if self._age() >= self._interval_s or self._last is None:
+        if self._aged() or self._last is None:
             return True
         with _signing():
             return self._last.key_id != self._key.key_id
 
-    def _age(self) -> float:
-        return self._interval_s if self._last is None else self._clock.now() - self._last.checkpoint.issued
+    def _aged(self) -> bool:
+        """Whether its time says that the last one is to be replaced: it passed, or it was never so."""
+        age = self._interval_s if self._last is None else self._clock.now() - self._last.checkpoint.issued
+        return not -STEP_S <= age < self._interval_s
 
     def _revocation_epoch(self) -> int:
         with self._database.read() as connection:
@@ -130,7 +143,7 @@ class Checkpoints:
             return Issued(checkpoint, seal_checkpoint(checkpoint, self._key), key_id)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signing() -> Iterator[None]:
     """A signer that cannot sign now is asked again, like a database: it may be a program, or wait for its key."""
     try:

@@ -20,6 +20,7 @@ from loraport.registry.v1 import catalog_service_pb2 as catalog_pb
 from loraport.registry.v1 import key_service_pb2 as key_pb
 from loraport.registry.v1 import log_service_pb2 as pb
 from services.registry.store import log
+from services.shared.clock import SystemClock
 from tests.contract.registry_rig import (
     REGISTRY_KEY,
     TIMEOUT,
@@ -196,6 +197,34 @@ async def test_checkpoints_come_by_themselves(tmp_path: Path) -> None:
             (1, merkle.root([merkle.leaf_hash(leaf.body())]).hex())
         }
         assert all(item.expires - item.issued == 600 for item in got)
+        stream.cancel()
+
+
+class SetClock(SystemClock):
+    """A clock that somebody sets."""
+
+    off_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.off_s
+
+
+@pytest.mark.parametrize("off_s", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_and_set_right_leaves_no_peer_with_a_checkpoint_of_another_time(
+    tmp_path: Path, off_s: float
+) -> None:
+    async with serving(write_config(tmp_path)) as rig:
+        clock = rig.service._checkpoints._clock = SetClock()
+        stream = rig.catalog().Watch(catalog_pb.WatchRequest(), timeout=TIMEOUT)
+
+        async def next_age_s() -> float:
+            while not (part := await stream.read()).checkpoint:
+                pass
+            return time.time() - open_checkpoint(part.checkpoint, KEYS, now=clock.now()).issued
+
+        assert abs(await next_age_s()) < 60
+        for clock.off_s in (off_s, 0.0):
+            assert abs(await next_age_s() + clock.off_s) < 60
         stream.cancel()
 
 
