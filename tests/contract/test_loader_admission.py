@@ -1,6 +1,5 @@
 """What an operator may set about what is let in: a tenant's bytes of a day, and the norm of an update."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -9,18 +8,7 @@ import pytest
 from services.loader.receive import MAX_CONFIG_BYTES
 from services.shared.rpc.status import from_rpc_error
 from tests.bundle_files import tensors, weights
-from tests.loader_rig import reason, running, s3_server
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with s3_server(folder) as address:
-        yield address
+from tests.loader_rig import reason, running
 
 
 async def test_a_tenants_bytes_of_a_day(tmp_path: Path, address: str, folder: Path) -> None:

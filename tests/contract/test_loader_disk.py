@@ -1,7 +1,7 @@
 """The disk tier of a running loader: it saves reads of the store, and is never believed."""
 
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +9,10 @@ import pytest
 
 from loraport.loader.v1 import loader_service_pb2 as pb
 from loraport.types.v1 import types_pb2
-from tests.loader_rig import Bundle, Rig, State, reason, running, s3_server, s3_store, until
+from tests.loader_rig import Bundle, Rig, State, reason, running, s3_store, until
 
 STORE, DISK = types_pb2.TIER_STORE, types_pb2.TIER_DISK
 FETCH, VERIFY = types_pb2.LOAD_STAGE_FETCH, types_pb2.LOAD_STAGE_VERIFY
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with s3_server(folder) as address:
-        yield address
 
 
 @pytest.fixture

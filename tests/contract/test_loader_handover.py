@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,7 @@ from services.executor.handover import HandoverFailed, take_over
 from services.executor.loader_client import LoaderClient
 from services.executor.ports import Stage
 from services.shared.errors import LoraportError
-from tests.loader_rig import Bundle, Rig, running, s3_server, until
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with s3_server(folder) as address:
-        yield address
+from tests.loader_rig import Bundle, Rig, running, until
 
 
 @pytest.fixture

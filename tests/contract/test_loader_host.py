@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from loraport.log.checkpoint import open_checkpoint
 from loraport.types.v1 import types_pb2
 from services.loader.store import verified_key
 from services.shared.errors import LoraportError
-from tests.loader_rig import Bundle, Rig, State, reason, running, s3_server, s3_store, until
+from tests.loader_rig import Bundle, Rig, State, reason, running, s3_store, until
 
 STAGES = [
     types_pb2.LOAD_STAGE_RESOLVE,
@@ -22,24 +21,6 @@ STAGES = [
     types_pb2.LOAD_STAGE_VERIFY,
     types_pb2.LOAD_STAGE_STAGE_HOST,
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with s3_server(folder) as address:
-        yield address
-
-
-@pytest.fixture
-async def rig(tmp_path: Path, address: str, folder: Path) -> AsyncIterator[Rig]:
-    async with running(tmp_path, address, folder) as rig:
-        yield rig
-        rig.service.host._tier.check()
 
 
 class SlowStore:

@@ -20,7 +20,7 @@ from loraport.types.v1 import types_pb2
 from services.loader.fetch.http import Transport
 from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import seal
-from tests.loader_rig import ACCESS, SECRET, Bundle, Rig, State, free_port, reason, running, s3_server, stored, until
+from tests.loader_rig import ACCESS, SECRET, Bundle, Rig, State, free_port, reason, running, stored, until
 from tests.security.hostile import PUBLIC, QUICK, Request, Wire, World, hostile_world
 
 COMMIT = "c" * 40
@@ -36,17 +36,6 @@ STAGES = [
     types_pb2.LOAD_STAGE_VERIFY,
     types_pb2.LOAD_STAGE_PROMOTE,
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with s3_server(folder) as address:
-        yield address
 
 
 @pytest.fixture

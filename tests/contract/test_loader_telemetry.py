@@ -1,7 +1,6 @@
 """Every stage that the tables know has a span and a point in the histogram, under labels that nobody outside chooses."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,25 +10,8 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from services.loader.stages import INTAKE_FINAL, LOAD_FINAL, IntakeState, LoadState
 from services.shared.metrics import LOADER_STAGES, LOOKUPS, MOVED, REFUSALS
-from tests.loader_rig import Rig, reason, running, s3_server
+from tests.loader_rig import Rig, reason
 from tests.support.telemetry import Seen, recording
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with s3_server(folder) as address:
-        yield address
-
-
-@pytest.fixture
-async def rig(tmp_path: Path, address: str, folder: Path) -> AsyncIterator[Rig]:
-    async with running(tmp_path, address, folder) as rig:
-        yield rig
 
 
 @pytest.fixture

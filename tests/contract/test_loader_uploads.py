@@ -19,17 +19,6 @@ from tests.bundle_files import config, encode
 from tests.loader_rig import Rig, State, reason, running, s3_server, s3_store, stored, tiny_folder, until, upload_parts
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with s3_server(folder) as address:
-        yield address
-
-
 @pytest.fixture
 async def rig(tmp_path: Path, address: str, folder: Path) -> AsyncIterator[Rig]:
     async with running(tmp_path, address, folder, upload_idle_s=5.0) as rig:

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.contract import executor_rig
-from tests.loader_rig import Rig, reason, running, s3_server, until
+from tests.loader_rig import Rig, reason, until
 from tests.support.tiny import ALL, make_adapter, make_base, prompt_of
 
 P = prompt_of(33)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with s3_server(folder) as address:
-        yield address
-
-
-@pytest.fixture
-async def rig(tmp_path: Path, address: str, folder: Path) -> AsyncIterator[Rig]:
-    async with running(tmp_path, address, folder) as rig:
-        yield rig
 
 
 @pytest.fixture(scope="module")
