@@ -1,6 +1,5 @@
 """An executor over gRPC."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -90,12 +89,12 @@ class GrpcExecution:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    async def events(self) -> AsyncIterator[ExecutorEvent]:
+    async def next(self) -> ExecutorEvent | None:
         try:
-            async for response in self._call:
-                yield _event(response)
+            response = await self._call.read()
         except grpc.RpcError as error:
             raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
+        return _event(response) if response is not grpc.aio.EOF else None
 
     def cancel(self) -> None:
         self._call.cancel()

@@ -31,6 +31,17 @@ class Shape:
     page_bytes: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Holdings:
+    """What an executor holds by its own word: `pages` of each revision, `used` in all, `ready` those that are whole."""
+
+    resident: Mapping[str, Resident]
+    pages: Mapping[str, int]
+    used: int
+    total: int
+    ready: frozenset[str]
+
+
 @dataclasses.dataclass(slots=True)
 class _Member:
     base_model: str
@@ -42,9 +53,11 @@ class _Member:
     in_flight: Counter[str] = dataclasses.field(default_factory=Counter)
     held: Counter[str] = dataclasses.field(default_factory=Counter)
     loading: dict[str, str] = dataclasses.field(default_factory=dict)
-    # Prompt tokens by tenant that were sent and are not computed yet; most answers by tenant of late, and when.
+    # Prompt tokens by tenant that were sent and are not computed yet; most answers by tenant of late, and when: the
+    # oldest first.
     ahead: Counter[str] = dataclasses.field(default_factory=Counter)
-    peaks: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    peaks: dict[str, int] = dataclasses.field(default_factory=dict)
+    peaked: dict[str, float] = dataclasses.field(default_factory=dict)
     weights: dict[str, float] = dataclasses.field(default_factory=dict)
     # Revisions that requests were begun with since the report.
     told: set[str] = dataclasses.field(default_factory=set)
@@ -52,6 +65,8 @@ class _Member:
     foreign: frozenset[str] = frozenset()
     # Revision → until when it gives way.
     draining: dict[str, float] = dataclasses.field(default_factory=dict)
+    # These are made when they are asked for: a view with every request, holdings after reports and first uses only.
+    holdings: _Holdings | None = None
     view: ExecutorView | None = None
 
 
@@ -172,10 +187,7 @@ class Members:
         member.ahead[tenant] += tokens
         if cold:
             member.loading[revision_id] = tenant
-        peak, _ = member.peaks.get(tenant, (0, 0.0))
-        if member.held[tenant] >= peak:
-            member.peaks[tenant] = (member.held[tenant], now)
-        member.peaks = {key: value for key, value in member.peaks.items() if value[1] > now - PEAK_S}
+        _peak(member, tenant, now)
         if len(member.weights) > 2 * (len(member.peaks) + len(member.held)):
             member.weights = {key: w for key, w in member.weights.items() if key in member.peaks or key in member.held}
         if cold:
@@ -191,8 +203,9 @@ class Members:
 
         def begun() -> None:
             loaded()
-            if revision_id:
+            if revision_id and revision_id not in member.told:
                 member.told.add(revision_id)
+                member.holdings = None
             self._changed(member)
 
         def computed() -> None:
@@ -234,14 +247,11 @@ class Members:
         return chosen
 
     def _executor(self, name: str, member: _Member) -> ExecutorView:
-        report, shape = member.report, member.shape
-        resident = {key: Resident(key, "READY", 0, 0) for key in member.told}
-        if report is not None:
-            resident |= {r.revision_id: r for r in report.revisions}
+        shape, holdings = member.shape, member.holdings
+        if holdings is None:
+            holdings = member.holdings = self._holdings(member)
         busy = frozenset(member.in_flight) | member.foreign
-        pages = {key: self._pages(member, held.size_bytes) for key, held in resident.items()}
-        total = self._pages(member, report.pool_size_bytes) if report is not None else 0
-        coming = sum(self._load_pages(member) for key in member.loading if key not in resident)
+        coming = sum(self._load_pages(member) for key in member.loading if key not in holdings.resident)
         return ExecutorView(
             name=name,
             base_model=member.base_model,
@@ -250,22 +260,36 @@ class Members:
             in_flight=member.in_flight.total(),
             window=self._window,
             reserve=self._reserve,
-            resident=MappingProxyType(resident),
+            resident=holdings.resident,
             expected=frozenset(member.in_flight),
             held=MappingProxyType(dict(member.held)),
-            peaks=MappingProxyType({key: peak for key, (peak, _) in member.peaks.items()}),
+            peaks=MappingProxyType(member.peaks.copy()),
             weights=MappingProxyType(member.weights),
             ahead=MappingProxyType(dict(member.ahead)),
             loading=MappingProxyType(dict(member.loading)),
             draining=frozenset(member.draining),
             busy=busy,
             page_rows=shape.page_rows,
-            free_pages=total - sum(pages.values()) - coming,
-            idle_pages=sum(c for key, c in pages.items() if key not in busy and resident[key].state == "READY"),
-            page_count=total,
+            free_pages=holdings.total - holdings.used - coming,
+            idle_pages=sum(map(holdings.pages.__getitem__, holdings.ready - busy)) if holdings.used else 0,
+            page_count=holdings.total,
             max_rank=shape.max_rank,
             max_context=shape.max_context,
-            report=report,
+            report=member.report,
+        )
+
+    def _holdings(self, member: _Member) -> _Holdings:
+        report = member.report
+        resident = {key: Resident(key, "READY", 0, 0) for key in member.told}
+        if report is not None:
+            resident |= {r.revision_id: r for r in report.revisions}
+        pages = {key: self._pages(member, held.size_bytes) for key, held in resident.items()}
+        return _Holdings(
+            MappingProxyType(resident),
+            pages,
+            sum(pages.values()),
+            self._pages(member, report.pool_size_bytes) if report is not None else 0,
+            frozenset(key for key, held in resident.items() if held.state == "READY"),
         )
 
     @staticmethod
@@ -279,6 +303,7 @@ class Members:
 
     def _take(self, member: _Member, report: Notice) -> None:
         member.report = report
+        member.holdings = None
         member.told.clear()
         member.foreign = frozenset(
             r.revision_id for r in report.revisions if r.lease_count > member.in_flight.get(r.revision_id, 0)
@@ -291,6 +316,19 @@ class Members:
     def _changed(self, member: _Member) -> None:
         self._dirty(member)
         self.on_change(member.base_model)
+
+
+def _peak(member: _Member, tenant: str, now: float) -> None:
+    """Notes that a tenant has as many answers as it had of late, or more, and forgets what is long past."""
+    held = member.held[tenant]
+    if held >= member.peaks.get(tenant, 0):
+        member.peaked.pop(tenant, None)
+        member.peaks[tenant], member.peaked[tenant] = held, now
+    while member.peaked:
+        oldest = next(iter(member.peaked))
+        if member.peaked[oldest] > now - PEAK_S:
+            break
+        del member.peaks[oldest], member.peaked[oldest]
 
 
 def _subtract(counter: Counter[str], key: str, count: int) -> None:

@@ -187,6 +187,8 @@ class Passage:
 
     def _prefix(self) -> tuple[bytes, ...]:
         job = self._job
+        if len(job.prompt_token_ids) < BLOCK_TOKENS:
+            return ()
         return prefix_chain(
             job.prompt_token_ids[: MAX_BLOCKS * BLOCK_TOKENS],
             block_size=BLOCK_TOKENS,

@@ -100,7 +100,7 @@ def place(view: FleetView, wish: Wish, prices: Prices = NOMINAL) -> Placed | Non
         return None
     homes = _homes(open_, wish, executors)
     options = [
-        _Option(executor, _cost(executor, wish, prices)[0], cold)
+        _Option(executor, sum(_cost(executor, wish, prices)), cold)
         for executor in open_
         if not (cold := _is_cold(executor, wish)) or executor.name in homes
     ]
@@ -170,18 +170,24 @@ def _is_cold(executor: ExecutorView, wish: Wish) -> bool:
     return bool(wish.revision_id) and not executor.holds(wish.revision_id)
 
 
-def _cost(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[float, tuple[str, ...]]:
+def _cost(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[float, float, float]:
+    """Returns what waits there, what of the prompt is to be computed, and the load, in ms."""
+    wait_ms = executor.in_flight * prices.row + prices.prefill_ms(sum(executor.ahead.values()))
+    return wait_ms, prices.prefill_ms(_missing(executor, wish)), _load(executor, wish, prices)[0]
+
+
+def _reasons(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[str, ...]:
+    wait_ms, prompt_ms, load_ms = _cost(executor, wish, prices)
     ahead = sum(executor.ahead.values())
-    wait_ms = executor.in_flight * prices.row + prices.prefill_ms(ahead)
-    missing = max(0, wish.prompt_tokens - wish.matches.get(executor.name, 0))
-    prompt_ms = prices.prefill_ms(missing)
-    load_ms, load_reason = _load(executor, wish, prices)
-    reasons = (
+    return (
         f"{executor.in_flight} answers in flight, {ahead} prompt tokens ahead: {wait_ms:.0f} ms",
-        f"{missing} of {wish.prompt_tokens} prompt tokens to compute: {prompt_ms:.0f} ms",
-        f"{load_reason}: {load_ms:.0f} ms",
+        f"{_missing(executor, wish)} of {wish.prompt_tokens} prompt tokens to compute: {prompt_ms:.0f} ms",
+        f"{_load(executor, wish, prices)[1]}: {load_ms:.0f} ms",
     )
-    return wait_ms + prompt_ms + load_ms, reasons
+
+
+def _missing(executor: ExecutorView, wish: Wish) -> int:
+    return max(0, wish.prompt_tokens - wish.matches.get(executor.name, 0))
 
 
 def _load(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[float, str]:
@@ -225,7 +231,7 @@ def _against(executor: ExecutorView, wish: Wish) -> str:
 
 
 def _candidate(executor: ExecutorView, wish: Wish, prices: Prices, against: str, homes: Mapping[str, int]) -> Candidate:
-    cost_ms, reasons = _cost(executor, wish, prices)
+    cost_ms, reasons = sum(_cost(executor, wish, prices)), _reasons(executor, wish, prices)
     if not against and _is_cold(executor, wish) and executor.name not in homes:
         against = "is not a home of the revision"
     return Candidate(executor.name, not against, cost_ms, (against, *reasons) if against else reasons)

@@ -1,6 +1,6 @@
 """The router's outside world. Only `LoraportError` crosses these ports."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +36,8 @@ class ExecutorState:
 class Execution(Protocol):
     """One request on an executor."""
 
-    def events(self) -> AsyncIterator[ExecutorEvent]:
-        """Yields what the executor says, to the end. Raises LoraportError."""
+    async def next(self) -> ExecutorEvent | None:
+        """Returns what the executor says next, None at the end. Raises LoraportError."""
 
     def cancel(self) -> None:
         """Ends the request; harmless when it has ended."""

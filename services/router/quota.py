@@ -273,10 +273,13 @@ class Quotas:
                 self._bucket(account, name, limit, now).take(amount, limit, now)
 
     def _account(self, tenant: str, quota: Quota) -> _Account:
-        account = self._accounts.setdefault(tenant, _Account())
-        account.quota = quota
-        for name in set(account.buckets) - set(quota.given()):
-            del account.buckets[name]
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account()
+        if account.quota is not quota:
+            account.quota = quota
+            for name in set(account.buckets) - set(quota.given()):
+                del account.buckets[name]
         return account
 
     def _limit(self, account: _Account, name: str) -> float | None:

@@ -7,8 +7,7 @@ cancelled, the caller gone — `close` gives everything back, and once.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Sequence
 
 import structlog
 
@@ -38,6 +37,9 @@ class Relay:
         self._parts = parts
         self._passage = Passage(job, parts, timeout_s=timeout_s)
         self._execution: Execution | None = None
+        # Since when the caller has been offered something that it has not taken, on the loop's clock.
+        self._offered: float | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self._given_up = False
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -50,17 +52,19 @@ class Relay:
         answers = Answers(job.base.text.table, job.sampling, prompt_tokens=len(job.prompt_token_ids))
         begun = False
         try:
-            started, first, rest = await self._begin()
+            started, said = await self._begin()
             begun = True
-            with self._reading():
-                yield started
-            for event in self._settle(answers, first):
-                with self._reading():
+            self._offer()
+            yield started
+            self._taken()
+            while True:
+                for event in self._settle(answers, said):
+                    self._offer()
                     yield event
-            while not answers.done:
-                for event in self._settle(answers, await _next(rest)):
-                    with self._reading():
-                        yield event
+                    self._taken()
+                if answers.done:
+                    return
+                said = await self._next()
         except LoraportError as error:
             self._passage.note_unavailable(error)
             raise self._passage.for_the_caller(_broken_off(error) if begun else error) from None
@@ -72,33 +76,47 @@ class Relay:
         execution, self._execution = self._execution, None
         if execution is not None:
             execution.cancel()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
         self._passage.close()
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Around a `yield`: a caller that does not come back for more in time loses its place while it stalls."""
-        timer = asyncio.get_running_loop().call_later(self._parts.max_unread_s, self._give_up)
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _offer(self) -> None:
+        """Before a `yield`: a caller that does not come back for more in time loses its place while it stalls."""
+        loop = asyncio.get_running_loop()
+        self._offered = loop.time()
+        if self._watch is None:  # one timer follows many events
+            self._watch = loop.call_at(self._offered + self._parts.max_unread_s, self._look)
+
+    def _taken(self) -> None:
+        """After a `yield`. Raises LoraportError (DEADLINE_EXCEEDED) when that came too late."""
+        self._offered = None
         if self._given_up:
             raise LoraportError("DEADLINE_EXCEEDED", f"nothing was read for {self._parts.max_unread_s:g} s")
 
-    def _give_up(self) -> None:
+    def _look(self) -> None:
+        self._watch = None
+        if self._offered is None:
+            return
+        loop, ends = asyncio.get_running_loop(), self._offered + self._parts.max_unread_s
+        if loop.time() < ends:
+            self._watch = loop.call_at(ends, self._look)
+            return
         log.info("caller does not read", request=self._job.id)
         self._given_up = True
         self.close()
 
-    async def _begin(self) -> tuple[Started, ExecutorEvent, AsyncIterator[ExecutorEvent]]:
+    async def _begin(self) -> tuple[Started, ExecutorEvent]:
         """Waits in the queue and for the first token."""
+        if self._job.first_token_timeout_s is None:
+            return await self._passage.run(self._run)
         try:
             async with asyncio.timeout(self._job.first_token_timeout_s):
                 return await self._passage.run(self._run)
         except TimeoutError:
             raise LoraportError("DEADLINE_EXCEEDED", "no token within first_token_timeout") from None
 
-    async def _run(self, executor: str, queue_ms: float) -> tuple[Started, ExecutorEvent, AsyncIterator[ExecutorEvent]]:
+    async def _run(self, executor: str, queue_ms: float) -> tuple[Started, ExecutorEvent]:
         job, left = self._job, self._passage.left_s()
         order = Order(
             ticket=self._passage.ticket(),
@@ -110,13 +128,12 @@ class Relay:
         if self._execution is not None:
             self._execution.cancel()
         self._execution = self._parts.fleet.executor(executor).execute(order, timeout_s=left)
-        said = self._execution.events()
-        begun = await _next(said)
+        begun = await self._next()
         if not isinstance(begun, ExecutorStarted):
             raise LoraportError("INTERNAL", "the executor sent an event out of order")
         self._passage.require_same(begun.revision_id, begun.base_id)
         self._passage.begun(begun.load_ms)
-        first = await _next(said)
+        first = await self._next()
         started = Started(
             revision_id=begun.revision_id,
             base_id=begun.base_id,
@@ -127,22 +144,21 @@ class Relay:
             version=job.revision.version if job.revision is not None else 0,
             rollout_arm=job.side.arm if job.side is not None else "",
         )
-        return started, first, said
+        return started, first
 
-    def _settle(self, answers: Answers, event: ExecutorEvent) -> list[Event]:
+    async def _next(self) -> ExecutorEvent:
+        """Returns the next event. An executor that ends its stream before every answer has ended has gone away."""
+        event = await self._execution.next() if self._execution is not None else None
+        if event is None:
+            raise LoraportError("EXECUTOR_UNAVAILABLE", "the executor ended the stream early", retry_after_s=1.0)
+        return event
+
+    def _settle(self, answers: Answers, event: ExecutorEvent) -> Sequence[Event]:
         if isinstance(event, ExecutorTokens):
             self._passage.decoded(len(event.token_ids))
         elif isinstance(event, ExecutorFinished) and event.index == 0:
             self._passage.computed(event.usage.cached_tokens)
         return list(answers.take(event))
-
-
-async def _next(said: AsyncIterator[ExecutorEvent]) -> ExecutorEvent:
-    """Returns the next event. An executor that ends its stream before every answer has ended has gone away."""
-    event = await anext(said, None)
-    if event is None:
-        raise LoraportError("EXECUTOR_UNAVAILABLE", "the executor ended the stream early", retry_after_s=1.0)
-    return event
 
 
 def _broken_off(error: LoraportError) -> LoraportError:

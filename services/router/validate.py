@@ -160,7 +160,8 @@ def check_sampling(sampling: Sampling, faults: FaultList, *, limits: RequestLimi
     """Notes what is wrong with the sampling parameters."""
     for name, allowed in RANGES.items():
         value = getattr(sampling, name)
-        faults.require(value is None or value in allowed, f"sampling.{name}", f"must be {allowed}, not {value}")
+        if value is not None and value not in allowed:
+            faults.add(f"sampling.{name}", f"must be {allowed}, not {value}")
     most = limits.max_tokens
     if sampling.max_tokens is not None:
         faults.require(

@@ -9,9 +9,11 @@ from services.router.validate import Message, Prompt, Sampling
 from services.shared import names
 
 _REASONS = {"stop": types_pb2.FINISH_REASON_STOP, "length": types_pb2.FINISH_REASON_LENGTH}
-_OPTIONAL = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "max_tokens", "min_tokens", "n", "logprobs",
+_OPTIONAL = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+        "max_tokens", "min_tokens", "n", "logprobs",
+    }
 )  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def prompt_from_proto(request: pb.GenerateRequest | pb.CountTokensRequest) -> Pr
 def sampling_from_proto(params: types_pb2.SamplingParams) -> Sampling:
     """Returns sampling parameters; unset fields are None."""
     return Sampling(
-        **{name: getattr(params, name) for name in _OPTIONAL if params.HasField(name)},
+        **{field.name: value for field, value in params.ListFields() if field.name in _OPTIONAL},
         stop=tuple(params.stop),
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,

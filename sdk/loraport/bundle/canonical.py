@@ -51,8 +51,8 @@ def canonical(value: Any) -> bytes:
 
 
 def _require_canonical(value: Any) -> bool:
-    """Returns whether all keys are ASCII: only those the standard library's encoder, which is written in C and makes the
-    same bytes otherwise, orders as RFC 8785 does."""
+    """Returns whether all keys are ASCII: only those does the standard library's encoder order as RFC 8785 says. It is
+    written in C, and otherwise makes the same bytes."""
     plain = True
     pending = [value]
     while pending:
