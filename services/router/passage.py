@@ -5,7 +5,8 @@
       │          ├── moved ─┤   another executor has room
       └──────────┴── again ─┘   none has, and this one has gone: wait for one that serves, maybe itself, come back
 
-An attempt may fail once without the caller seeing it, as long as the executor was unavailable and nothing was answered.
+An attempt may fail once without the caller seeing it, as long as nothing was answered and the executor was unavailable
+or took no ticket.
 Not so with a revision that a rollout tries, where the executor went away: it may have been the reason, and the next one
 would go the same way.
 However it ends, `close` gives the place back, and once.
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 # The executor itself is gone or going; any other reason for UNAVAILABLE is that of an executor that serves.
 _GONE = ("EXECUTOR_UNAVAILABLE", "DRAINING")
+# It takes nobody's ticket: its clock is off, or its trust is old. Another executor's need not be.
+_ASTRAY = ("INVALID_TICKET",)
 # Reasons of an executor that mean something to the caller; any other is a fault between the services.
 _FOR_THE_CALLER = frozenset(
     {
@@ -93,7 +96,7 @@ class Passage:
                 return await attempt(grant.executor, queue_ms)
         except LoraportError as error:
             failed = grant.executor
-            if error.code != Code.UNAVAILABLE:
+            if error.code != Code.UNAVAILABLE and error.reason not in _ASTRAY:
                 raise
             self.note_unavailable(error)
             if error.reason == "EXECUTOR_UNAVAILABLE" and self._parts.losses.on_trial(self._job.revision_id):
@@ -168,8 +171,8 @@ class Passage:
             raise LoraportError("INTERNAL", "the executor began with other weights than were asked for")
 
     def note_unavailable(self, error: LoraportError) -> None:
-        """Takes the executor out of the fleet until it answers again, if it is gone or going."""
-        if self._grant is not None and error.reason in _GONE:
+        """Takes the executor out of the fleet until it answers again, if it is gone, going or astray."""
+        if self._grant is not None and error.reason in (*_GONE, *_ASTRAY):
             executor = self._grant.executor
             log.info("executor unavailable", executor=executor, reason=error.reason)
             self._parts.fleet.note_failure(executor, error.reason)

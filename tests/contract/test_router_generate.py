@@ -160,7 +160,10 @@ async def test_a_waiting_request_leaves_when_its_client_does(world: World) -> No
     assert len(executor.requests) == 1
 
 
-async def test_an_executor_that_is_gone_is_replaced_before_the_first_token(world: World) -> None:
+@pytest.mark.parametrize("reason", ["DRAINING", "INVALID_TICKET"])
+async def test_an_executor_that_is_gone_or_takes_no_ticket_is_replaced_before_the_first_token(
+    world: World, reason: str
+) -> None:
     second = await world.start_executor("e1", resident=[PIRATE])
     await world.router.stop()
     await world.start_router()
@@ -168,7 +171,7 @@ async def test_an_executor_that_is_gone_is_replaced_before_the_first_token(world
     await eventually(lambda: len([e for e in fleet.view().executors if e.serving]) == 2)
 
     def refuse() -> None:
-        raise LoraportError("DRAINING", retry_after_s=1.0)
+        raise LoraportError(reason, retry_after_s=1.0)
 
     second.fail_before = refuse
     async with world.client() as client:
