@@ -9,7 +9,6 @@ checkpoint comes that continues the first. The rules are `loraport.log.checkpoin
 import asyncio
 import contextlib
 import json
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from loraport.log.checkpoint import (
 from loraport.registry.v1 import log_service_pb2 as pb
 from loraport.registry.v1.log_service_pb2_grpc import LogServiceStub
 from loraport.types.v1 import types_pb2
+from loraport.whole_file import replace_file
 from services.shared.clock import Clock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
@@ -125,18 +125,7 @@ class FloorFile:
         if self._path is None:
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps({"schema": SCHEMA, **asdict(floor)}).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(self._path, [json.dumps({"schema": SCHEMA, **asdict(floor)}).encode()])
 
 
 class CheckpointKeeper:

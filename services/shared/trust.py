@@ -8,7 +8,6 @@ changes nothing and is an alarm.
 
 import base64
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from loraport.trust.root import (
     require_current,
 )
 from loraport.trust.signers import open_signer
+from loraport.whole_file import replace_file
 from services.shared.clock import Clock, SystemClock
 
 log = structlog.get_logger()
@@ -206,14 +206,8 @@ class TrustStore:
         if self._state is None:
             return
         self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self._state.with_name(f".{self._state.name}.{os.getpid()}")
         roots = [base64.b64encode(envelope).decode() for _, envelope in chain]
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps({"schema": SCHEMA, "roots": roots}).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._state)
+        replace_file(self._state, [json.dumps({"schema": SCHEMA, "roots": roots}).encode()])
 
     def _warn(self) -> None:
         left = (self.root.expires - self._clock.now()) / DAY_S

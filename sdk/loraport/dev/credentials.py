@@ -4,7 +4,6 @@ Made once per data directory and kept, so that a stack may be restarted; certifi
 expire. Every private file is created with mode 0600 in a directory of mode 0700.
 """
 
-import os
 import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from loraport.dev.pki import Pair, days_left, make_ca, make_leaf
 from loraport.trust.edit import first_root, next_root
 from loraport.trust.files import read_chain, write_root
 from loraport.trust.root import PAYLOAD_TYPE, Role
+from loraport.whole_file import replace_file
 
 TRUST_DOMAIN = "loraport.local"
 ROLES = ("registry", "loader", "router")
@@ -80,15 +80,7 @@ def s3_credentials(layout: Layout) -> tuple[str, str]:
 
 def write_private(path: Path, data: bytes) -> None:
     """Writes a file that only its owner can read, whole or not at all. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(path, [data])
 
 
 def _ensure_ca(layout: Layout, name: str, common_name: str, now: datetime) -> Pair:

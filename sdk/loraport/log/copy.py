@@ -7,7 +7,6 @@ was cut short or written anew since.
 import base64
 import binascii
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from loraport.bundle.canonical import StrictJsonError, load_strict
 from loraport.log.checkpoint import Floor
 from loraport.log.leaf import MAX_LEAF_BYTES
+from loraport.whole_file import replace_file
 
 SCHEMA = "loraport.log-copy.v1"
 FLOOR_SCHEMA = "loraport.log-audit.v1"
@@ -27,18 +27,17 @@ class CopyError(ValueError):
 
 def write_copy(path: Path, envelope: bytes, leaves: Iterable[bytes]) -> int:
     """Writes a copy, whole or not at all, and returns its number of leaves. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     count = 0
-    try:
-        with temporary.open("xb") as file:
-            header = {"schema": SCHEMA, "checkpoint": base64.b64encode(envelope).decode()}
-            file.write(json.dumps(header).encode() + b"\n")
-            for body in leaves:
-                file.write(body + b"\n")
-                count += 1
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    def lines() -> Iterator[bytes]:
+        nonlocal count
+        header = {"schema": SCHEMA, "checkpoint": base64.b64encode(envelope).decode()}
+        yield json.dumps(header).encode() + b"\n"
+        for body in leaves:
+            yield body + b"\n"
+            count += 1
+
+    replace_file(path, lines(), mode=0o644)
     return count
 
 
@@ -89,6 +88,4 @@ def read_floor(path: Path) -> Floor | None:
 def write_floor(path: Path, floor: Floor) -> None:
     """Remembers what an audit accepted. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"schema": FLOOR_SCHEMA, **asdict(floor)}))
-    temporary.replace(path)
+    replace_file(path, [json.dumps({"schema": FLOOR_SCHEMA, **asdict(floor)}).encode()])

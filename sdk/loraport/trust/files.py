@@ -4,11 +4,11 @@ The lowest is trusted because it is there: whoever runs a service or audits a lo
 or by a configuration system. Every other one must follow the one before.
 """
 
-import os
 import re
 from pathlib import Path
 
 from loraport.trust.root import RootError, TrustRoot, accept, open_first
+from loraport.whole_file import replace_file
 
 _NAME = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
 MAX_FILES = 1024
@@ -50,10 +50,5 @@ def read_chain(directory: str | Path) -> list[tuple[TrustRoot, bytes]]:
 def write_root(directory: str | Path, root: TrustRoot, envelope: bytes) -> Path:
     """Adds a root to a directory, whole or not at all, and returns its path. Raises OSError."""
     path = Path(directory) / f"{root.version}.root.json"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(envelope)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(path, [envelope], mode=0o644)
     return path

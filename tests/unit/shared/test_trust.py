@@ -135,7 +135,7 @@ def test_a_root_that_cannot_be_kept_is_not_believed(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("services.shared.trust.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     assert not store.offer(2, sealed(SECOND))
     assert store.root == FIRST
     monkeypatch.undo()
