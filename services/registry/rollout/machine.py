@@ -154,7 +154,8 @@ def decide(position: Position, settings: Settings, evidence: Evidence, *, now_us
         case State.PROBING:
             return _probing(position, settings, evidence, waited_s, now_us)
         case State.SHADOWING if waited_s >= settings.gates.shadow_s:
-            return forward(position, settings, "the shadow saw nothing wrong", now_us=now_us)
+            copies = evidence.steps.get(SHADOW_STEP, StepStats()).arm("new").requests
+            return forward(position, settings, f"the shadow saw nothing wrong in {copies} copies", now_us=now_us)
         case State.SPLITTING if verdict is not None:
             return _splitting(position, settings, evidence, verdict, waited_s, now_us)
         case State.RETAINING if waited_s >= settings.retention_s:
