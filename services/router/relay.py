@@ -7,6 +7,7 @@ cancelled, the caller gone — `close` gives everything back, and once.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 import structlog
@@ -28,6 +29,9 @@ from services.shared.errors import LoraportError
 
 log = structlog.get_logger()
 
+# How long an executor that has told everything may take to end the call.
+END_S = 1.0
+
 
 class Relay:
     """See the module's text. Used once."""
@@ -37,6 +41,7 @@ class Relay:
         self._parts = parts
         self._passage = Passage(job, parts, timeout_s=timeout_s)
         self._execution: Execution | None = None
+        self._finished = 0
         # Since when the caller has been offered something that it has not taken, on the loop's clock.
         self._offered: float | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -63,6 +68,7 @@ class Relay:
                     yield event
                     self._taken()
                 if answers.done:
+                    await self._end()
                     return
                 said = await self._next()
         except LoraportError as error:
@@ -153,11 +159,24 @@ class Relay:
             raise LoraportError("EXECUTOR_UNAVAILABLE", "the executor ended the stream early", retry_after_s=1.0)
         return event
 
+    async def _end(self) -> None:
+        """Lets an executor that has told everything end the call itself: ending it from here costs both sides more, and
+        looks there like a caller that left. One that an answer here did not wait for is ended by `close`."""
+        execution = self._execution
+        if execution is None or self._finished < self._job.sampling.answers:
+            return
+        self._passage.close()
+        with contextlib.suppress(LoraportError, TimeoutError):
+            async with asyncio.timeout(END_S):
+                await execution.next()
+
     def _settle(self, answers: Answers, event: ExecutorEvent) -> Sequence[Event]:
         if isinstance(event, ExecutorTokens):
             self._passage.decoded(len(event.token_ids))
-        elif isinstance(event, ExecutorFinished) and event.index == 0:
-            self._passage.computed(event.usage.cached_tokens)
+        elif isinstance(event, ExecutorFinished):
+            self._finished += 1
+            if event.index == 0:
+                self._passage.computed(event.usage.cached_tokens)
         return list(answers.take(event))
 
 

@@ -1,0 +1,151 @@
+"""Three router processes over one Valkey, and an executor that is always busy: two tenants that want all of it get equal
+work of the whole fleet, though one of them asks at fewer routers."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from loraport import AsyncClient, UnavailableError
+from loraport.executor.v1 import executor_service_pb2 as epb
+from loraport.router.v1 import router_admin_service_pb2 as apb
+from loraport.router.v1 import router_admin_service_pb2_grpc as admin_stubs
+from loraport.types.v1 import types_pb2
+from services.router.prices import Prices
+from services.router.shared_work import slack_ms
+from tests.contract.router_world import ADMIN_CA, SERVICE_CA, FakeExecutor, World, api_key, eventually
+from tests.contract.test_router_exchange import start as start_valkey
+from tests.contract.test_router_faults import free_port
+
+# Who waits at which router. At the last one `acme` is alone, so it gets all that this router lets go.
+BACKLOGS = {"r0": ("acme", "globex"), "r1": ("acme", "globex"), "r2": ("acme",)}
+CALLERS, PROMPT, TOKENS, RUNNING = 4, 40, 10, 2
+# So much work for the whole fleet: without news of each other the routers would let `acme` have a third of it more.
+WORK_MS = 4500.0
+
+
+@dataclass
+class OneAtATime(FakeExecutor):
+    """Takes as long for a request as the routers charge for it, so a second of it is a second of work."""
+
+    device: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def _answer(self, request: epb.ExecuteRequest) -> AsyncIterator[epb.ExecuteResponse]:
+        prices = Prices()
+        work_ms = prices.prefill_ms(PROMPT) + prices.decode_ms(tokens=TOKENS, context=0, adapter_mib=0, sharing=1)
+        async with self.device:
+            await asyncio.sleep(work_ms / 1000)
+        tokens = epb.ExecuteResponse.Tokens(token_ids=[50] * TOKENS, kernel_path="fake")
+        yield epb.ExecuteResponse(tokens=tokens)
+        usage = types_pb2.Usage(prompt_token_count=PROMPT, completion_token_count=TOKENS)
+        reason = types_pb2.FINISH_REASON_LENGTH
+        yield epb.ExecuteResponse(finished=epb.ExecuteResponse.Finished(finish_reason=reason, usage=usage))
+
+
+class Router:
+    """A router process, its callers, and its books as the admin plane shows them."""
+
+    def __init__(self, world: World, name: str, valkey: Path) -> None:
+        self._world, self._user, admin = world, free_port(), free_port()
+        world.overrides = {
+            "user_address": f"127.0.0.1:{self._user}", "admin_address": f"127.0.0.1:{admin}",
+            "valkey_url": f"unix://{valkey}", "max_running": RUNNING, "executor_window": RUNNING, "reserved_places": 0,
+        }  # fmt: skip
+        path = world.folder / f"{name}.json"
+        path.write_text(json.dumps(world.config()))
+        command = [sys.executable, "-m", "services.router", "--config", str(path)]
+        with path.with_suffix(".log").open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        certificate, key = world.leaf("admin/ops")
+        credentials = grpc.ssl_channel_credentials(SERVICE_CA[0], key, certificate)
+        self.channel = grpc.aio.secure_channel(f"127.0.0.1:{admin}", credentials)
+        self._stub = admin_stubs.RouterAdminServiceStub(self.channel)
+        self.answered = 0
+
+    async def ask(self, tenant: str) -> None:
+        """Asks for the base model again and again."""
+        ids = self._world.ids("the quick brown fox jumps over the lazy dog" * 9)[:PROMPT]
+        async with AsyncClient(
+            f"127.0.0.1:{self._user}", api_key=api_key(tenant), ca_certificate=self._world.folder / "ca.pem",
+            timeout=20.0, tenant=tenant,
+        ) as client:  # fmt: skip
+            while True:
+                try:
+                    await client.generate(prompt_token_ids=ids, base_model="tiny", max_tokens=TOKENS)
+                    self.answered += 1
+                except UnavailableError:
+                    await asyncio.sleep(0.1)
+
+    async def books(self) -> apb.GetFairnessResponse:
+        return await self._stub.GetFairness(apb.GetFairnessRequest(), timeout=5)
+
+
+def own_work(books: list[apb.GetFairnessResponse]) -> dict[str, float]:
+    """What the routers charged each tenant, each for what it let go itself."""
+    total = {"tenants/acme": 0.0, "tenants/globex": 0.0}
+    for one in books:
+        for tenant in one.tenants:
+            total[tenant.tenant] += tenant.prefill_ms + tenant.decode_ms + tenant.load_ms + tenant.hold_ms
+    return total
+
+
+async def load(world: World, valkey: Path) -> tuple[dict[str, float], list[apb.GetFairnessResponse]]:
+    """Has the routers work, and returns what they charged and the books of those where both tenants waited."""
+    routers = {name: Router(world, name, valkey) for name in BACKLOGS}
+    callers = [
+        asyncio.create_task(routers[name].ask(tenant))
+        for name, tenants in BACKLOGS.items()
+        for tenant in tenants
+        for _ in range(CALLERS)
+    ]
+    try:
+        await eventually(lambda: all(router.answered for router in routers.values()), 60)
+        async with asyncio.timeout(60):
+            while True:
+                books = await asyncio.gather(*(router.books() for router in routers.values()))
+                work = own_work(books)
+                if sum(work.values()) >= WORK_MS:
+                    return work, books[:2]
+                await asyncio.sleep(0.2)
+    finally:
+        for caller in callers:
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        for router in routers.values():
+            await router.channel.close()
+            router.process.kill()
+            router.process.wait()
+
+
+async def test_three_routers_keep_the_bound_within_the_slack_of_their_exchange(tmp_path: Path) -> None:
+    world, valkey = World(tmp_path), tmp_path / "v.sock"
+    (tmp_path / "admin-ca.pem").write_bytes(ADMIN_CA[0])
+    board = start_valkey(valkey)
+    try:
+        world.registry.items += [world.registry.base()]
+        for tenant in ("acme", "globex"):
+            world.registry.items += world.registry.tenant(tenant)
+        await world.start_registry()
+        world.executors["e0"] = OneAtATime("e0", world.registry.base_id, {
+            world.keys["router"].key_id: world.keys["router"].public_pem
+        })  # fmt: skip
+        await world.start_executor("e0")
+        work, books = await load(world, valkey)
+    finally:
+        board.kill()
+        board.wait()
+        with contextlib.suppress(Exception):
+            await world.stop()
+    slack = slack_ms(executors=1)
+    bound = max(one.bound_ms for one in books)
+    assert bound < slack  # else nothing would be shown
+    assert abs(work["tenants/acme"] - work["tenants/globex"]) <= bound + slack, (work, bound)
+    for one in books:
+        acme, globex = (tenant.counter_ms for tenant in one.tenants)
+        assert abs(acme - globex) <= one.bound_ms + slack, one
