@@ -85,7 +85,7 @@ bench-policies: setup ## judge fairness, eviction and placement on a simulated c
 compose-test: setup ## run deploy/compose.yaml for real: build, publish, kill, restart, restore; exits 3 without an engine
 	@$(BIN)/python -m tests.compose $(ARGS)
 
-chaos: setup ## break a local stack under mixed traffic, fault by fault (ARGS='--only "kill -9"')
+chaos: setup ## break a local stack under mixed traffic, fault by fault (ARGS='--only "kill -9|clock"'); root for all of them
 	@$(BIN)/python -m tests.chaos faults $(ARGS)
 
 MINUTES ?= 20

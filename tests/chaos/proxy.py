@@ -49,12 +49,17 @@ class Proxy:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 return
             with socket.create_connection(("127.0.0.1", self._target), 5) as server:
-                upward = threading.Thread(target=_pump, args=(client, server, 0, 0.0), daemon=True)
+                upward = threading.Thread(target=pump, args=(client, server), daemon=True)
                 upward.start()
-                _pump(server, client, TRUNCATED if mode == "truncate" else 0, PAUSE_S if mode == "slow" else 0.0)
+                pump(
+                    server,
+                    client,
+                    limit=TRUNCATED if mode == "truncate" else 0,
+                    pause_s=PAUSE_S if mode == "slow" else 0.0,
+                )
 
 
-def _pump(source: socket.socket, sink: socket.socket, limit: int, pause_s: float) -> None:
+def pump(source: socket.socket, sink: socket.socket, *, limit: int = 0, pause_s: float = 0.0) -> None:
     """Copies until an end closes, or `limit` bytes (0: none) have gone through; then closes both."""
     left = limit or 1 << 62
     with contextlib.suppress(OSError):

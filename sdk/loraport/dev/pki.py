@@ -41,7 +41,7 @@ def make_leaf(
     uri: str | Sequence[str],
     dns: Sequence[str] = ("localhost",),
     ips: Sequence[str] = ("127.0.0.1",),
-    days: int = 365,
+    days: float = 365,
 ) -> Pair:
     """Returns a leaf issued by `ca` (certificate, key) whose one URI SAN is `uri`; it may serve and call.
 
@@ -86,7 +86,7 @@ def _name(text: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
