@@ -13,7 +13,7 @@ TORCH  ?= $(if $(shell command -v nvidia-smi),torch>=2.11,torch==2.13.0)
 # CPU builds of torch bring no Triton; the kernels' tests want the one that torch 2.13 pairs with.
 TRITON ?= $(if $(shell command -v nvidia-smi),,triton==3.7.1)
 
-.PHONY: help setup demo test test-kernels fuzz check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies bench-router bench-rollout compose-test chaos soak clean
+.PHONY: help setup demo test test-kernels fuzz check format protos lock bench-cold-load bench-refusals bench-registry bench-serving tune-kernels bench-gpu bench-policies bench-router bench-rollout bench-telemetry compose-test chaos soak clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ bench-rollout: setup ## judge the judge of rollouts on a simulated clock: false 
 
 bench-router: setup ## measure a real router process between peers that compute nothing (about 1 minute)
 	@$(BIN)/python -m bench.router
+
+bench-telemetry: setup ## measure what metrics and traces cost a call (about 1 minute)
+	@$(BIN)/python -m bench.telemetry
 
 bench-policies: setup ## judge fairness, eviction and placement on a simulated clock (LORAPORT_TRACES: public traces)
 	@$(BIN)/python -m bench.policies
