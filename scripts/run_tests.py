@@ -1,13 +1,22 @@
-"""Run the whole suite; the last line is `N passed, N failed, N skipped`. Arguments go to pytest."""
+"""Run the whole suite; the last line is `N passed, N failed, N skipped`.
 
+Tests that start whole stacks have the machine to themselves; all others share its cores, file by file. With arguments
+pytest is run once, with those.
+"""
+
+import os
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+STACKS = ("tests/e2e", "tests/chaos", "tests/compose")
+# Each worker imports torch, and a stack of fixtures of its own: more of them gain little and take memory.
+MOST_WORKERS = 4
 
 
 class Tally:
@@ -39,10 +48,22 @@ class Tally:
 def main() -> int:
     tally = Tally()
     started = time.monotonic()
-    code = pytest.main([f"--rootdir={ROOT}", "-q", "--no-header", "--durations=8", *sys.argv[1:]], plugins=[tally])
+    if sys.argv[1:]:
+        codes = [_run(tally, sys.argv[1:])]
+    else:
+        stacks = [str(ROOT / folder) for folder in STACKS]
+        workers = min(os.cpu_count() or 1, MOST_WORKERS)
+        shared = ["-n", str(workers), "--dist", "loadfile", *(f"--ignore={folder}" for folder in stacks)]
+        with patch.dict(os.environ, OMP_NUM_THREADS="1"):  # torch's, in each worker
+            codes = [_run(tally, [str(ROOT / "tests"), *shared])]
+        codes.append(_run(tally, stacks))
     print(f"the suite took {time.monotonic() - started:.0f} s")
     print(tally.line(), flush=True)
-    return int(code)
+    return max(codes)
+
+
+def _run(tally: Tally, arguments: list[str]) -> int:
+    return int(pytest.main([f"--rootdir={ROOT}", "-q", "--no-header", "--durations=8", *arguments], plugins=[tally]))
 
 
 if __name__ == "__main__":

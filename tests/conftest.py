@@ -6,12 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.small_world import make_small_world
 
 # Triton asks for its interpreter when it is imported and when a kernel is defined: both happen during collection
 # (peft imports it too). Afterwards the variable is gone again, so that no process that a test starts inherits it.
 os.environ["TRITON_INTERPRET"] = "1"
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 MAKE_CASES = ROOT.parent / "shared" / "cases" / "make_cases.py"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loraport.bundle.manifest import build_manifest, parse_manifest
 from tests.bundle_files import Q0, Q1, V0, V1, config, entries, pack, small_base, tensors, verify, weights
 
-FAST = settings(max_examples=60, deadline=None)
+FAST = settings(max_examples=60)
 PLAIN = verify().revision_id
 names = st.from_regex(r"[a-z]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
 

@@ -13,7 +13,7 @@ from loraport.bundle.peft_config import PeftConfig
 tuners_utils = pytest.importorskip("peft.tuners.tuners_utils")
 get_pattern_key = pytest.importorskip("peft.utils.other").get_pattern_key
 
-FAST = settings(max_examples=400, deadline=None)
+FAST = settings(max_examples=400)
 words = st.sampled_from(
     ["model", "layers", "blocks", "self_attn", "q_proj", "proj", "mlp", "a", "0", "1", "12", "lm_head"]
 )

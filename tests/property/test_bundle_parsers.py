@@ -25,7 +25,7 @@ MANIFEST = build_manifest(
 )
 ENVELOPE = sign_envelope(IN_TOTO_PAYLOAD_TYPE, MANIFEST, KEY)
 
-FAST = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FAST = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20)
 json_values = st.recursive(
     scalars,

@@ -83,7 +83,7 @@ def assert_same(model: Any, prompt: tuple[int, ...], got: list[int], wanted: lis
     assert len(got) <= len(wanted)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(adapters, min_size=3, max_size=3), rows)
 def test_a_mixed_batch_answers_as_peft_does(family, chosen, schedule) -> None:
     root, base = family
@@ -104,7 +104,7 @@ def test_a_mixed_batch_answers_as_peft_does(family, chosen, schedule) -> None:
         assert told.ended[0].reason.is_answer or any(later[4] for later in schedule[i + 1 : i + 2])
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(adapters, min_size=2, max_size=3), rows)
 def test_base_rows_have_the_same_bits_whatever_their_neighbours_are(family, chosen, schedule) -> None:
     """The same schedule once with these adapters, once with the same ones in each other's places and twice as loud."""

@@ -84,7 +84,7 @@ class Story:
         self.pool.refuse(key)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(actions, st.sampled_from(["lru", "gdsf-d"]))
 def test_leased_pages_never_change_owner_and_no_page_is_lost(steps, policy) -> None:
     story = Story(policy)

@@ -144,7 +144,7 @@ class Story:
                 assert event.usage.output_tokens == len(self.tokens[event.request_id])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(actions, st.integers(4, 16), st.integers(1, 5), st.integers(1, 24))
 def test_every_request_ends_once_with_its_own_answer_and_the_books_balance(steps, blocks, rows, budget) -> None:
     story = Story(blocks, rows, budget)
@@ -180,7 +180,7 @@ def test_every_request_ends_once_with_its_own_answer_and_the_books_balance(steps
             assert story.tokens[request_id] == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=12), st.integers(4, 12))
 def test_something_always_advances(requests, blocks) -> None:
     story = Story(blocks, 4, 8)

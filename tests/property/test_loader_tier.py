@@ -98,5 +98,5 @@ class TierMachine(RuleBasedStateMachine):
         assert {digest for digest, _ in self.held.values()} <= there
 
 
-TierMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TierMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestTier = TierMachine.TestCase

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loraport.log import merkle
@@ -29,7 +29,6 @@ sizes = st.integers(1, 5000)
 
 
 @given(sizes, st.data())
-@settings(deadline=None)
 def test_inclusion(size: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, size - 1))
     proof = merkle.prove(merkle.inclusion_ranges(index, size), LOG.nodes.__getitem__)
@@ -44,7 +43,6 @@ def test_inclusion(size: int, data: st.DataObject) -> None:
 
 
 @given(sizes, sizes)
-@settings(deadline=None)
 def test_consistency(one: int, two: int) -> None:
     old, new = sorted((one, two))
     proof = merkle.prove(merkle.consistency_ranges(old, new), LOG.nodes.__getitem__)

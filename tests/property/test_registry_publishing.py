@@ -127,7 +127,7 @@ class World:
                 assert verified_record(item, {REGISTRY_KEY.key_id: REGISTRY_KEY.public_pem}).version == item.version
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(STEPS)
 def test_invariants_hold_after_every_step(steps: list[tuple[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from services.registry.rollout.states import ENDED, INITIAL, TABLE, Event, State
 from services.registry.store import rollouts
 from services.shared.errors import LoraportError
 
-FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FAST = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 SETTINGS = st.builds(
     Settings,
     steps=st.sampled_from([(100, 500, 2500, 5000, WHOLE), (WHOLE,), (5000, WHOLE)]),

@@ -119,7 +119,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 # Prompt, decode steps, and load of a tenant's requests, in ms.
 WORK = st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(0, 200))
@@ -131,7 +131,7 @@ WORK = st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(0, 200))
     steps=st.integers(50, 250),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tenants_that_always_wait_stay_within_the_bound(
     costs: dict[str, tuple[int, int, int]], slots: int, steps: int, data: st.DataObject
 ) -> None:
@@ -173,7 +173,7 @@ def test_tenants_that_always_wait_stay_within_the_bound(
 
 
 @given(weights=st.tuples(st.floats(0.25, 4), st.floats(0.25, 4)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_weights_divide_work(weights: tuple[float, float]) -> None:
     ledger = Ledger()
     queue = queue_of(ledger)
@@ -265,7 +265,7 @@ def test_a_head_that_was_passed_too_often_holds_its_own_tenant_only() -> None:
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=12), st.integers(1, 4), st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_request_starts_within_a_bound(prompts: list[int], slots: int, depth: int) -> None:
     """Tenants that all wait with `depth` requests each, of different size: before a request starts, no tenant can have
     had more work than that request's tenant, and the bound on their spread. Each admission is at least the least prompt,

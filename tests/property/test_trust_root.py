@@ -71,7 +71,7 @@ def chain(turns: list[Rotation]) -> tuple[list[TrustRoot], list[bytes]]:
     return roots, envelopes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(turns=st.lists(rotations, max_size=8), data=st.data())
 def test_only_the_whole_chain_in_order_is_accepted(turns: list[Rotation], data: st.DataObject) -> None:
     roots, envelopes = chain(turns)
@@ -84,7 +84,7 @@ def test_only_the_whole_chain_in_order_is_accepted(turns: list[Rotation], data: 
             verify_chain(roots[0], [envelopes[i] for i in order])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(turns=st.lists(rotations, max_size=5), last=rotations, signers=st.frozensets(st.integers(0, 7), min_size=1))
 def test_a_root_is_accepted_exactly_when_both_thresholds_signed(
     turns: list[Rotation], last: Rotation, signers: frozenset[int]
@@ -106,7 +106,7 @@ def test_a_root_is_accepted_exactly_when_both_thresholds_signed(
             accept(old, envelope)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(turns=st.lists(rotations, min_size=1, max_size=8))
 def test_no_rotation_makes_an_ended_key_count_for_more(turns: list[Rotation]) -> None:
     roots, _ = chain(turns)
@@ -117,7 +117,7 @@ def test_no_rotation_makes_an_ended_key_count_for_more(turns: list[Rotation]) ->
             assert not after.accepts(item.role, item.key_id, now=item.until)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(turns=st.lists(rotations, max_size=3), bit=st.integers(min_value=0))
 def test_a_flipped_bit_is_never_accepted_as_another_root(turns: list[Rotation], bit: int) -> None:
     old = chain(turns)[0][-1]

@@ -37,7 +37,7 @@ def brute_force(keys: list[str], cost: dict[str, float], slots: int) -> float:
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=14), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_optimum_is_what_brute_force_finds(keys: list[str], slots: int) -> None:
     cost = dict(zip("abcde", (1.0, 2.0, 5.0, 3.0, 8.0), strict=True))
     best = brute_force(keys, cost, slots)
@@ -47,7 +47,7 @@ def test_the_optimum_is_what_brute_force_finds(keys: list[str], slots: int) -> N
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_policy_beats_the_optimum(keys: list[str], slots: int) -> None:
     ranks = dict(zip("abcdefgh", (8, 16, 8, 64, 32, 8, 128, 16), strict=True))
     calls = [Call(at=float(at), tenant="t", adapter=key, rank=ranks[key]) for at, key in enumerate(keys)]

@@ -34,6 +34,7 @@ THIN_ROWS = 4
 # Numbers that a call reads and writes below which it stays on one thread; waking another takes about 30 µs.
 _ALONE = 1 << 16
 _TIMEOUT_S = 120.0
+_OPTIMIZE = "-O3"
 
 
 class CompilerMissing(ValueError):
@@ -188,7 +189,7 @@ def _build() -> CpuStep:
         target = Path(directory) / "step.so"
         # torch's own OpenMP library: a second one would have threads of its own, which wait for the same cores.
         openmp = [str(path) for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*")]
-        flags = ["-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fPIC", "-shared", "-fopenmp"]
+        flags = [_OPTIMIZE, "-march=native", "-ffp-contract=off", "-std=c++17", "-fPIC", "-shared", "-fopenmp"]
         command = [compiler, *flags, "-o", str(target)]
         try:
             done = subprocess.run(

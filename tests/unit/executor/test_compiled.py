@@ -157,6 +157,7 @@ def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypa
     assert text in source
     (tmp_path / "step.cpp").write_text(source.replace(text, instead))
     monkeypatch.setattr(compiled, "SOURCE", tmp_path / "step.cpp")
+    monkeypatch.setattr(compiled, "_OPTIMIZE", "-O0")  # what is wrong is wrong at once
     with pytest.raises(CompilerMissing, match="something else than torch"):
         compiled._build.__wrapped__()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loraport.log import merkle
@@ -96,7 +96,6 @@ def _rewritten(index: int) -> list[bytes]:
     return [*ROWS[:index], first, *chain(19 - index, start=index + 1, previous=merkle.leaf_hash(first).hex())]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32))
 @example(823)
 def test_no_changed_copy_is_ever_good(seed: int) -> None:

@@ -7,7 +7,7 @@ from statistics import fmean, variance
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.registry.rollout import arms
@@ -44,7 +44,6 @@ def test_the_bound_is_the_published_one() -> None:
     assert mixture_radius(100, rho=mixture_rho(100, 0.05), alpha=0.05) == pytest.approx(30.35209, abs=1e-5)
 
 
-@settings(deadline=None)
 @given(NUMBERS, NUMBERS)
 def test_moments_merge_as_if_taken_one_by_one(first: list[float], second: list[float]) -> None:
     merged = moments(first)
@@ -80,7 +79,6 @@ def test_conversations_count_for_less_than_as_many_strangers() -> None:
     assert one.likeness == 1, "a router that tells no buckets is judged as before"
 
 
-@settings(deadline=None)
 @given(NUMBERS)
 def test_sums_survive_the_database(values: list[float]) -> None:
     stats = ArmStats(requests=len(values), errors=1)
