@@ -84,7 +84,12 @@ class Stack:
     def down(self) -> Answer:
         """Ends the stack by a process of its own."""
         done = subprocess.run(
-            self.command("dev", "down"), capture_output=True, text=True, timeout=UP_TIMEOUT_S, env=environment(), check=False
+            self.command("dev", "down"),
+            capture_output=True,
+            text=True,
+            timeout=UP_TIMEOUT_S,
+            env=environment(),
+            check=False,
         )
         return Answer(done.returncode, done.stdout, done.stderr)
 
