@@ -70,18 +70,20 @@ class Bench:
             await self._world.stop()
 
     async def _measure(self) -> list[Figure]:
-        router, user, executor, bare = await self._start()
-        ceiling = await self._callers(bare, GENERATE, "starts", STARTS, STARTS_S)
-        started = await self._callers(user, GENERATE, "starts", STARTS, STARTS_S)
-        direct = await self._callers(executor, EXECUTE, "rate", RATE, RATE_S / 2)
-        through = await self._callers(user, GENERATE, "rate", RATE, RATE_S)
-        relayed = await self._callers(bare, GENERATE, "rate", RATE, RATE_S / 2)
+        relay, router, user, executor, bare = await self._start()
+        ceiling, relay_ms = await self._starts(relay, bare)
+        started, router_ms = await self._starts(router, user)
+        direct, _ = await self._callers(executor, EXECUTE, "rate", RATE, RATE_S / 2)
+        through, _ = await self._callers(user, GENERATE, "rate", RATE, RATE_S)
+        relayed, _ = await self._callers(bare, GENERATE, "rate", RATE, RATE_S / 2)
         figures = [
             Figure(name="streams started", value=started, baseline=ceiling, target=800, unit="/s", at_most=False),
             Figure(
                 name="streams / bare relay's", value=started / ceiling, baseline=1.0, target=0.4, unit="x",
                 at_most=False,
             ),
+            # What one core could start if its peers cost nothing; it depends less on who else is on the machine.
+            Figure(name="CPU of a stream", value=router_ms, baseline=relay_ms, target=1000 / 800, unit="ms"),
         ]  # fmt: skip
         for part, target in ((50, 4.0), (99, 15.0)):
             added, least = (_part(took, part) - _part(direct, part) for took in (through, relayed))
@@ -90,7 +92,7 @@ class Bench:
             )
         return [*figures, await self._open(user, router.pid)]
 
-    async def _start(self) -> tuple[subprocess.Popen[bytes], int, int, int]:
+    async def _start(self) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], int, int, int]:
         world = self._world
         world.registry.items += [world.registry.base()]
         for number in range(TENANTS):
@@ -102,7 +104,7 @@ class Bench:
         world.addresses["e0"] = f"127.0.0.1:{executor}"
         peers = (sys.executable, "-m", "bench.router_peers")
         self._spawn(*peers, "executor", self._folder, "e0", executor, world.registry.base_id, cores=OTHERS)
-        self._spawn(*peers, "relay", self._folder, bare, executor, cores=ROUTER)
+        relay = self._spawn(*peers, "relay", self._folder, bare, executor, cores=ROUTER)
         world.overrides = {
             "user_address": f"127.0.0.1:{user}", "admin_address": f"127.0.0.1:{admin}", "max_queued": 20_000,
             "max_running": 20_000, "executor_window": 20_000, "poll_interval_s": 1.0,
@@ -111,7 +113,7 @@ class Bench:
         config.write_text(json.dumps(world.config()))
         router = self._spawn(*self.router_command, "--config", config, cores=ROUTER)
         await self._ready(user)
-        return router, user, executor, bare
+        return relay, router, user, executor, bare
 
     def _write_files(self) -> None:
         certificate, key = self._world.leaf("service/executor/e0")
@@ -127,6 +129,12 @@ class Bench:
         os.sched_setaffinity(process.pid, cores)
         self._processes.append(process)
         return process
+
+    async def _starts(self, process: subprocess.Popen[bytes], port: int) -> tuple[float, float]:
+        """Returns the streams that a process started per second, and the ms of a core that each took it."""
+        before = _cpu_ms(process.pid)
+        started, answered = await self._callers(port, GENERATE, "starts", STARTS, STARTS_S)
+        return started, (_cpu_ms(process.pid) - before) / answered
 
     async def _callers(self, port: int, method: str, mode: str, first: float, second: float) -> Any:
         words = (self._folder, port, method, mode, first, second)
@@ -195,6 +203,12 @@ def _metadata(number: int) -> tuple[tuple[str, str], ...]:
 
 def _part(took: list[float], part: int) -> float:
     return float(np.percentile(np.array(took), part))
+
+
+def _cpu_ms(pid: int) -> float:
+    """What all threads of a process have taken."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") * 1000
 
 
 def _resident_mib(pid: int) -> float:

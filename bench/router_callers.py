@@ -1,7 +1,8 @@
 """Callers of a router, as a process of their own, for `bench.router`; they take little of a core.
 
 `python -m bench.router_callers FOLDER PORT METHOD MODE ...` calls a Generate-like stream of messages that are neither
-made nor read here: one request's bytes are sent as they are, answers are counted. Prints one line of JSON.
+made nor read here: one request's bytes are sent as they are, answers are counted. Prints one line of JSON: what the
+mode says, and the number of all calls.
 
     starts CALLERS SECONDS      that many callers, each asking again when it was answered: streams per second
     rate PER_SECOND SECONDS     calls begun at even gaps whatever became of the others: how long each took, in ms
@@ -12,6 +13,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -29,6 +31,7 @@ class Callers:
         ]
         self._streams = [channel.unary_stream(method) for channel in self._channels]
         self._request = request
+        self.answered = 0
         self._metadata = [(("authorization", f"Bearer {key}"),) for key in keys]
 
     async def call(self, number: int) -> None:
@@ -38,6 +41,7 @@ class Callers:
         )
         while await call.read() is not grpc.aio.EOF:
             pass
+        self.answered += 1
 
     async def starts(self, callers: int, seconds: float) -> float:
         """Returns the streams answered per second with always so many open."""
@@ -88,9 +92,10 @@ async def run(arguments: list[str]) -> None:
     )  # fmt: skip
     await callers.starts(8, 1.0)
     if mode == "starts":
-        print(json.dumps(await callers.starts(int(first), float(second))))
+        found: Any = await callers.starts(int(first), float(second))
     else:
-        print(json.dumps(await callers.rate(float(first), float(second))))
+        found = await callers.rate(float(first), float(second))
+    print(json.dumps([found, callers.answered]))
     await callers.close()
 
 
