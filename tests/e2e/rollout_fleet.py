@@ -133,7 +133,9 @@ class Fleet:
             self.expected[revision] = answer.token_ids
 
     def fault(self, version: int, kind: str) -> None:
-        self.faults.write_text(json.dumps({self.revisions[version]: kind}))
+        new = self.faults.with_suffix(".new")
+        new.write_text(json.dumps({self.revisions[version]: kind}))
+        new.replace(self.faults)  # executors read it all the time, and half a file is no fault
 
     def start(self, version: int, *options: str) -> None:
         target = ("acme/bot", "--revision", self.revisions[version])
