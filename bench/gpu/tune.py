@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +57,14 @@ def main() -> int:
     if device is None:
         print("no GPU on this machine: no table was made, the roofline stays the choice")
         return 3
-    grid = [(1, 1)] if device.rehearse else [(rows, rank) for rows in ROWS for rank in RANKS]
+    table = make_table(device, [(1, 1)] if device.rehearse else [(rows, rank) for rows in ROWS for rank in RANKS])
+    if not device.rehearse:
+        print(write_table(table))
+    return 0
+
+
+def make_table(device: Device, grid: Sequence[tuple[int, int]]) -> dict[str, object]:
+    """Return the table of a device, measured at (rows per adapter, rank); prints each entry as it comes."""
     entries = []
     for rows, rank in grid:
         entries.append(measure(device, rows, rank))
@@ -70,12 +78,17 @@ def main() -> int:
         "entries": entries,
     }
     read_table(table)
-    if not device.rehearse:
-        path = table_path(device.name)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(table, indent=1) + "\n")
-        print(path)
-    return 0
+    return table
+
+
+def write_table(table: dict[str, object]) -> Path:
+    """Put a table where an executor on that GPU finds it: whole, or not at all."""
+    path = table_path(str(table["gpu"]))
+    path.parent.mkdir(exist_ok=True)
+    half = path.with_suffix(".half")
+    half.write_text(json.dumps(table, indent=1) + "\n")
+    half.replace(path)
+    return path
 
 
 if __name__ == "__main__":

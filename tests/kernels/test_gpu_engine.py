@@ -5,7 +5,6 @@ Its answers are PEFT's. What a real device does differently (streams, speed, a l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,13 +52,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     return Family(folder / "base", tuple(bundles), prompts, tuple(answers))
 
 
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("interpreter")
 
 
 def open_gpu(family: Family, graphs: RecordedGraphs | None, **sizes: int) -> World:

@@ -16,10 +16,7 @@ from services.executor.kernels.variants import TABLE_SCHEMA, VARIANTS
 from services.executor.kernels.work import WorkLimits
 from tests.kernels.triton_rig import PAGE, TOLERANCE, Rig, group_of
 
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+pytestmark = pytest.mark.usefixtures("interpreter")
 
 
 def lora_of(rig: Rig, gpu: str = "NVIDIA H200") -> gpu_lora.GpuLora:
@@ -91,3 +88,8 @@ def test_a_measured_table_is_found_by_the_gpus_name(tmp_path: Path, monkeypatch:
     (tmp_path / "nvidia-h200.json").write_text(json.dumps(document | {"gpu": "NVIDIA H100"}))
     with pytest.raises(ValueError, match="was measured on"):
         gpu_lora.load_table("NVIDIA H200")
+    for bad in (b"", b"\xff\xfe", b"[" * 100_000, b'{"schema": 1}', b" " * 2**21):
+        (tmp_path / "nvidia-h200.json").write_bytes(bad)
+        with pytest.raises(ValueError, match=r"nvidia-h200.json is (not a kernel table|too large)"):
+            gpu_lora.load_table("NVIDIA H200")
+    assert gpu_lora.table_path("../../etc/NVIDIA").parent == tmp_path

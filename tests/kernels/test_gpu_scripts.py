@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-import tests.kernels.triton_rig  # noqa: F401  (skips where there is no interpreter)
 from bench.gpu import tune
-from bench.gpu.bed import find_device
+from bench.gpu.bed import Device, find_device
+from services.executor.kernels import gpu_lora
+from services.executor.kernels.layout import make_layout
+from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.variants import VARIANTS
+from services.executor.kernels.work import WorkLimits
+from tests.kernels.triton_rig import PAGE, Rig, group_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,11 +48,38 @@ def test_without_a_gpu_one_line_says_so(command: tuple[str, ...]) -> None:
     assert len(said.splitlines()) == 1
 
 
-def test_an_entry_of_a_table_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(tune, "VARIANTS", {n: VARIANTS[n] for n in ("triton-decode-4x8", "triton-prefill-64x16")})
+@pytest.mark.usefixtures("interpreter")
+def test_a_table_is_measured_written_found_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make tune-kernels` from its clock to the variant of a step. The clock makes the one fastest that no roofline takes."""
+    ticks = {"triton-prefill-64x16": 1.0, "triton-decode-4x8": 2.0}
+    monkeypatch.setattr(tune, "VARIANTS", {name: VARIANTS[name] for name in ticks})
+    monkeypatch.setattr(gpu_lora, "TABLES", tmp_path / "tables")
+    timed: list[str] = []
+
+    def milliseconds(device: Device, work: Callable[[], object], *, seconds: float = 0.1) -> float:
+        work()
+        timed.append(tuple(ticks)[len(timed) % 2])
+        return ticks[timed[-1]]
+
+    monkeypatch.setattr(Device, "milliseconds", milliseconds)
     device = find_device(rehearse=True)
     assert device is not None
-    entry = tune.measure(device, 1, 1)
-    assert entry["variant"] in entry["us"]
-    assert set(entry["us"]) == {"triton-decode-4x8", "triton-prefill-64x16"}
+    table = tune.make_table(replace(device, name="NVIDIA H200"), [(1, 1), (2, 1)])
+    assert [(e["rows"], e["rank"], e["variant"]) for e in table["entries"]] == [
+        (1, 1, "triton-prefill-64x16"),
+        (2, 1, "triton-prefill-64x16"),
+    ]
+    assert all(e["us"] == {name: 1e3 * ms for name, ms in ticks.items()} for e in table["entries"])
+    path = tune.write_table(table)
+    assert [path] == list((tmp_path / "tables").iterdir())
+    rig = Rig(group_of(64, (64,)), [1], torch.float32)
+    banks = {"g": Bank(rig.a, rig.b, rig.scale, rig.group.out_features)}
+    limits = WorkLimits(rows=8, adapters=2, rank=8, pages=rig.page_count)
+    paths = {}
+    for gpu in ("NVIDIA H200", "NVIDIA H100"):
+        lora = gpu_lora.GpuLora((rig.group,), banks, rows_per_page=PAGE, limits=limits, gpu=gpu, multiprocessors=1)
+        paths[gpu] = [lora.arrange(make_layout([0], [rows]), rig.residents).path for rows in (1, 2, 3)]
+    assert paths["NVIDIA H100"] == ["triton-decode-1x8", "triton-decode-4x8", "triton-decode-4x8"], "a roofline"
+    assert paths["NVIDIA H200"] == ["triton-prefill-64x16"] * 2 + paths["NVIDIA H100"][2:], (
+        "as far as the table reaches"
+    )

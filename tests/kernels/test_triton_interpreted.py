@@ -1,27 +1,38 @@
 """The Triton kernels in Triton's interpreter against the float64 twin: every launch is a poisoned mixed batch.
 
-The cases are a covering set (`triton_rig.cover`): each rank with each row count, each of both with every variant, each
-rank with every width, each variant with every width. Dtypes and outputs rotate through them. Base rows, x of base rows, free pages, the tail of half
-used pages and the scratch hold NaN; every case has base rows and an adapter without rank.
+The cases (`triton_rig.cover`) have every two of rank, rows, width and variant together, each value with each; all ranks
+with all rows in one launch. Not every three: that is hours of interpreting. Dtypes and outputs rotate through them. Base
+rows, x of base rows, free pages, the tail of half used pages and the scratch hold NaN; every case has base rows and an
+adapter without rank.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from triton.runtime.interpreter import GridExecutor
 
 from services.executor.kernels.layout import RowLayout, Segment, make_layout
 from services.executor.kernels.variants import VARIANTS
 from services.executor.kernels.work import Resident
-from tests.kernels.triton_rig import TOLERANCE, Case, Rig, cover, group_of, wanted
+from tests.kernels.triton_rig import (
+    PAGE,
+    TOLERANCE,
+    Case,
+    Rig,
+    cover,
+    covered,
+    group_of,
+    overflow_checks,
+    wanted,
+)
 
 BASE = 2
 
 
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton loads more of itself at the first launch, and must find the mode that it was imported in."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+pytestmark = pytest.mark.usefixtures("interpreter")
 
 
 def layout_of(rows: tuple[int, ...], base: int = BASE) -> RowLayout:
@@ -36,13 +47,7 @@ def assert_same(got: torch.Tensor, expected: torch.Tensor, base: int = BASE) -> 
 
 
 def test_the_cases_cover_what_they_say() -> None:
-    covered: set[tuple[object, object]] = set()
-    for case in cover():
-        for rank, rows in case.segments:
-            both = (("rank", rank), ("rows", rows))
-            contexts = (("variant", case.variant), ("dim", case.dim))
-            covered |= {both, *((context, one) for context in contexts for one in both)}
-    assert wanted() <= covered
+    assert wanted() <= set().union(*(covered(case) for case in cover()))
 
 
 @pytest.mark.parametrize("case", cover(), ids=str)
@@ -55,6 +60,53 @@ def test_every_variant_equals_the_twin(case: Case) -> None:
     got = rig.run(VARIANTS[case.variant], y, x, layout, 1)
     assert_same(got, rig.expected(y, x, layout, 1))
     assert torch.equal(got[-2:], y[-2:])  # the adapter without rank in this group
+
+
+@pytest.mark.parametrize("name", ["triton-decode-4x8", "triton-prefill-16x16"])
+def test_no_offset_wraps_in_a_pool_of_billions_of_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that fill a GPU: the last rows of one layer lie beyond what 32 bits count, as an output head's do on 139 GiB.
+
+    Nothing but the pages in use is touched, so the machine needs no such memory: the interpreter would copy all of it
+    back onto itself after the launch. Overflow checks are on.
+    """
+    monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *_: None)
+    outs, rows = 4096, 2**31 // 4096 + 2 * PAGE
+    rig = Rig(group_of(outs, (outs,), layers=1), [], torch.float16)
+    last = rows // PAGE - 1
+    rig.residents, rig.ranks = [Resident((last, 0), {"g": 9})], (9,)
+    # Not zeros: those would be written.
+    rig.a = torch.empty(1, rows, 1, outs, dtype=torch.float16)
+    rig.b = torch.empty(1, rows, outs, dtype=torch.float16)
+    rig.scale, rig.page_count = torch.ones(1, rows, 1), last + 1
+    for pool_row in (*range(last * PAGE, last * PAGE + PAGE), 0):
+        rig.a[0, pool_row] = rig.b[0, pool_row] = 0.0
+        rig.a[0, pool_row, :, -8:] = rig.noise(1, 8)
+        rig.b[0, pool_row, -8:] = rig.noise(8)
+    assert min(rig.a.numel(), rig.b.numel()) > 2**31
+    layout = layout_of((1,), base=0)
+    y, x = torch.zeros(1, outs, dtype=torch.float16), torch.zeros(1, outs, dtype=torch.float16)
+    x[:, -8:] = rig.noise(1, 8)
+    expected = rig.expected(y, x, layout, 0)
+    wide = replace(VARIANTS[name], in_cols=4096, out_cols=4096, max_splits=1)
+    with overflow_checks(True):
+        assert_same(rig.run(wide, y, x, layout, 0), expected, 0)
+    assert expected.any()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_large_scale_takes_nothing_of_float16s_range(name: str) -> None:
+    """What is between shrink and expand lies within 16 bits before it is scaled, and not after."""
+    rig = Rig(group_of(64, (24,), layers=1), [3], torch.float16)
+    rig.a.nan_to_num_(0.0).mul_(100)
+    rig.b.mul_(2e-3)
+    rig.scale.mul_(400)
+    layout = layout_of((2,))
+    y, x = rig.inputs(layout)
+    x.mul_(8)
+    expected = rig.expected(y, x, layout, 0)
+    assert (x[BASE:].double() @ rig.a[0, :, 0].double().T).abs().max() * 400 > 65504
+    got = rig.run(VARIANTS[name], y, x, layout, 0)
+    torch.testing.assert_close(got[BASE:], expected[BASE:], atol=1.0, rtol=1e-2)
 
 
 @pytest.mark.parametrize("rows", [400, 513, 2048])
@@ -138,6 +190,22 @@ def test_the_launcher_refuses_tensors_it_was_not_compiled_for() -> None:
     lora = rig.kernels(VARIANTS["triton-decode-1x8"], layout)
     step = lora.load(layout, rig.residents)
     crooked = torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64)
-    for bad_y, bad_x in ((y.float(), x), (y, x[:, :32]), (torch.zeros(64, 4).bfloat16().t(), x), (y, crooked)):
-        with pytest.raises(ValueError, match="g: a tensor"):
+    fewer = (y[:3].clone(), x)
+    for bad_y, bad_x in (
+        fewer,
+        (y, x[:3].clone()),
+        (y.float(), x),
+        (y, x[:, :32]),
+        (torch.zeros(64, 4).bfloat16().t(), x),
+        (y, crooked),
+    ):
+        with pytest.raises(ValueError, match=r"g: (a tensor|. and . rows)"):
             step.add("g", 0, bad_y, bad_x)
+
+
+def test_a_pool_whose_layers_begin_in_the_middle_is_refused() -> None:
+    """One rank row per page and an odd width: the second layer is not where the kernels, as compiled, may read."""
+    rig = Rig(group_of(33, (33,)), [8], torch.bfloat16)
+    rig.a, rig.b, rig.scale = (t[:, :9].clone() for t in (rig.a, rig.b, rig.scale))
+    with pytest.raises(ValueError, match=r"g: layers of .* are not aligned"):
+        rig.kernels(VARIANTS["triton-decode-1x8"], layout_of((2,)))

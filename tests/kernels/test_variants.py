@@ -100,6 +100,18 @@ def test_a_table_overrules_the_roofline_where_it_reaches() -> None:
         {"schema": TABLE_SCHEMA, "gpu": "x", "entries": [{"rows": 1, "rank": 1, "variant": "triton-decode-3x8"}]},
         {"schema": TABLE_SCHEMA, "gpu": "x", "entries": [{"rows": 1}]},
         {"schema": TABLE_SCHEMA, "gpu": "x", "entries": [None]},
+        {"schema": TABLE_SCHEMA, "gpu": "x", "entries": 5},
+        {"schema": TABLE_SCHEMA, "gpu": 7, "entries": [{"rows": 1, "rank": 1, "variant": "triton-decode-1x8"}]},
+        {"schema": TABLE_SCHEMA, "gpu": "x", "entries": [{"rows": 0, "rank": 1, "variant": "triton-decode-1x8"}]},
+        {"schema": TABLE_SCHEMA, "gpu": "x", "entries": [{"rows": 1.5, "rank": 1, "variant": "triton-decode-1x8"}]},
+        {"schema": TABLE_SCHEMA, "gpu": "x", "entries": [{"rows": True, "rank": 1, "variant": "triton-decode-1x8"}]},
+        {"schema": TABLE_SCHEMA, "gpu": "x", "entries": [{"rows": 1, "rank": 1, "variant": ["triton-decode-1x8"]}]},
+        {
+            "schema": TABLE_SCHEMA,
+            "gpu": "x",
+            "entries": [{"rows": 1, "rank": 1, "variant": "triton-decode-1x8"}] * 5000,
+        },
+        ["schema"],
         {"schema": TABLE_SCHEMA, "gpu": "x", "entries": [{"rows": "a", "rank": 1, "variant": "triton-decode-1x8"}]},
     ],
 )

@@ -6,7 +6,8 @@ Asking a tensor for its value, which a capture forbids, fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -50,6 +51,20 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
+@contextmanager
+def recording(graph: RecordedGraph) -> Iterator[None]:
+    """Record torch's operations and launches of the adapter kernels; both are also done."""
+    launch = TritonLora.add
+
+    def noted(lora: TritonLora, group: str, layer: int, y: torch.Tensor, x: torch.Tensor) -> None:
+        graph.work.append(lambda: launch(lora, group, layer, y, x))
+        with _disable_current_modes():
+            launch(lora, group, layer, y, x)
+
+    with mock.patch.object(TritonLora, "add", noted), _Recorder(graph):
+        yield
+
+
 class RecordedGraphs:
     """Implements `GraphDevice`. Every capture takes `bytes_each`; launches of the adapter kernels are recorded too."""
 
@@ -60,14 +75,7 @@ class RecordedGraphs:
     def capture(self, work: Callable[[], torch.Tensor]) -> tuple[RecordedGraph, torch.Tensor]:
         work()
         graph = RecordedGraph()
-        launch = TritonLora.add
-
-        def noted(lora: TritonLora, group: str, layer: int, y: torch.Tensor, x: torch.Tensor) -> None:
-            graph.work.append(lambda: launch(lora, group, layer, y, x))
-            with _disable_current_modes():
-                launch(lora, group, layer, y, x)
-
-        with mock.patch.object(TritonLora, "add", noted), _Recorder(graph):
+        with recording(graph):
             result = work()
         self.graphs.append(graph)
         return graph, result

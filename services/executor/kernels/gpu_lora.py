@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from services.executor.kernels.triton_lora import TritonLora, TritonStep
 
 _USUAL_RANK = 16
+_MOST_BYTES = 2**20  # of a table's file
 TABLES = Path(__file__).resolve().parent / "tables"
 
 
@@ -46,7 +47,12 @@ def load_table(gpu: str) -> KernelTable | None:
     path = table_path(gpu)
     if not path.is_file():
         return None
-    table = read_table(json.loads(path.read_text()))
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{path.name} is too large for a kernel table")
+    try:
+        table = read_table(json.loads(path.read_text()))
+    except (ValueError, RecursionError) as error:  # no JSON, no text, or none of ours
+        raise ValueError(f"{path.name} is not a kernel table: {error}") from error
     if table.gpu != gpu:
         raise ValueError(f"{path.name} was measured on {table.gpu!r}, this is {gpu!r}")
     return table

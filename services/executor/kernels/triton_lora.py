@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from services.executor.kernels import streams
 from services.executor.kernels.layout import GroupSpec, RowLayout
 from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.triton_decode import expand_decode, shrink_decode
@@ -65,6 +66,13 @@ def scratch_numbers(groups: Sequence[GroupSpec], variant: Variant, limits: WorkL
     return limits.rows * limits.rank * max(len(g.out_features) * variant.splits(g.in_features) for g in groups)
 
 
+def _check_aligned(group: str, bank: Bank) -> None:
+    """Raises ValueError when a layer of the pool begins where the kernels, as compiled, must not read."""
+    for tensor in (bank.a, bank.b, bank.scale):
+        if tensor.data_ptr() % ALIGNMENT or tensor[0].nbytes % ALIGNMENT or not tensor.is_contiguous():
+            raise ValueError(f"{group}: layers of {tuple(tensor.shape[1:])} are not aligned to {ALIGNMENT} bytes")
+
+
 class TritonLora:
     """The kernels of one variant over one pool. Owned by the device thread.
 
@@ -94,10 +102,12 @@ class TritonLora:
             rows_per_page=rows_per_page, block_rows=variant.rows, block_ranks=variant.ranks
         )
         self._sections = _Sections(_aligned(pages), expand * RECORD, shrink * RECORD)
+        for group in groups:
+            _check_aligned(group.name, pool[group.name])
         device = pool[groups[0].name].a.device
         shape = (len(groups), self._sections.total)
-        pinned = device.type == "cuda"
-        self._hosts = [torch.zeros(shape, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOSTS if pinned else 1)]
+        self._later = later = streams.on_gpu(device)
+        self._hosts = [torch.zeros(shape, dtype=torch.int32, pin_memory=later) for _ in range(_HOSTS if later else 1)]
         self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
         self._turn = 0
         self._loaded: tuple[RowLayout, tuple[Resident, ...]] | None = None
@@ -121,6 +131,15 @@ class TritonLora:
             return TritonStep(self)
         self._loaded = None
         host, copied = self._next_host()
+        try:
+            self._write(host, layout, residents)
+        finally:
+            if copied is not None:
+                copied.record()
+        self._loaded = key
+        return TritonStep(self)
+
+    def _write(self, host: torch.Tensor, layout: RowLayout, residents: Sequence[Resident]) -> None:
         works: dict[tuple[int, ...], Work] = {}
         for index, group in enumerate(self._specs):
             ranks = tuple(resident.ranks.get(group.name, 0) for resident in residents)
@@ -138,10 +157,6 @@ class TritonLora:
                 raise ValueError(f"a step with {work.scratch} shrunk numbers is beyond the scratch")
             used = self._sections.write(host[index], work)
             self._meta[index, :used].copy_(host[index, :used], non_blocking=True)
-        if copied is not None:
-            copied.record()
-        self._loaded = key
-        return TritonStep(self)
 
     def _next_host(self) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """Return a buffer whose last copy has run, and the event that says when the next one has."""
@@ -149,7 +164,7 @@ class TritonLora:
         host, copied = self._hosts[self._turn], self._copied[self._turn]
         if copied is not None:
             copied.synchronize()
-        elif host.is_pinned():
+        elif self._later:
             copied = self._copied[self._turn] = torch.cuda.Event()
         return host, copied
 
@@ -161,8 +176,10 @@ class TritonLora:
             an adapter, and adapters without rank in the group, are neither read nor written.
 
         Raises:
-            ValueError: a tensor is not of that shape, dtype or alignment.
+            ValueError: a tensor is not of that shape, dtype or alignment, or has fewer rows than the loaded step.
         """
+        if self._loaded is None or min(len(y), len(x)) < self._loaded[0].row_count:
+            raise ValueError(f"{group}: {len(y)} and {len(x)} rows are not those of the loaded step")
         index = self._groups[group]
         spec, view = self._specs[index], self._pool[group]
         outs = spec.out_features

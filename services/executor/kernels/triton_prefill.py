@@ -64,10 +64,12 @@ def expand_prefill(
     OUT0: tl.constexpr, OUT1: tl.constexpr, OUT2: tl.constexpr, SUBS: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, RANKS: tl.constexpr, COLS: tl.constexpr, SPLITS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Scale the shrunk rows, expand them on tensor cores and add them to y, one tile of ROWS x COLS per unit.
+    """Expand the shrunk rows on tensor cores, scale them and add them to y, one tile of ROWS x COLS per unit.
 
-    Semantics, shapes, in place: as `expand_decode`; the scaled h is rounded to y's dtype before the product, sums are
-    float32. Bytes: per tile, rank * COLS * e for B, rows * rank * SPLITS * 4 for h, 2 * rows * COLS * e for y.
+    Semantics, shapes, in place: as `expand_decode`, for a scale that all rank rows of an adapter share (the first one's
+    is taken): h is rounded to y's dtype before the product and scaled after it, so that a large scale takes nothing of
+    float16's range. Sums are float32.
+    Bytes: per tile, rank * COLS * e for B, rows * rank * SPLITS * 4 for h, 2 * rows * COLS * e for y.
     FLOPs: 2 * ROWS * rank (rounded up to RANKS) * COLS per tile, of which 2 * rows * rank * COLS are useful.
     """
     BLOCKS0: tl.constexpr = (OUT0 + COLS - 1) // COLS
@@ -103,7 +105,6 @@ def expand_prefill(
             pool_row = page.to(tl.int64) * PAGE + k % PAGE
             parts = (h_rows[:, None] + k[None, :] * SPLITS)[:, :, None] + tl.arange(0, SPLITS)[None, None, :]
             small = tl.sum(tl.load(parts, mask=(real[:, None] & own[None, :])[:, :, None], other=0.0), axis=2)
-            small *= tl.load(scale + pool_row * SUBS + sub, mask=own, other=0.0)[None, :]
             b_at = b + pool_row[:, None] * ALL + before + c[None, :]
             bt = tl.load(b_at, mask=own[:, None] & wide[None, :], other=0.0)
             if UPCAST:
@@ -111,6 +112,7 @@ def expand_prefill(
                 total += tl.dot(small, bt.to(tl.float32), input_precision="ieee")
             else:
                 total += tl.dot(small.to(bt.dtype), bt, input_precision="ieee")
+        total *= tl.load(scale + tl.load(pages + page_start).to(tl.int64) * PAGE * SUBS + sub)
         y_at = y + (row0 + r).to(tl.int64)[:, None] * ALL + before + c[None, :]
         seen = real[:, None] & wide[None, :]
         tl.store(y_at, (tl.load(y_at, mask=seen, other=0.0).to(tl.float32) + total).to(y.dtype.element_ty), mask=seen)

@@ -14,6 +14,7 @@ from services.executor.kernels.layout import RowLayout
 from services.executor.kernels.work import GroupShape, traffic
 
 TABLE_SCHEMA = "loraport.kernel-table/1"
+_MOST_ENTRIES = 4096  # a table is looked through from its beginning, once for each arrangement of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,20 +165,22 @@ def read_table(document: Mapping[str, Any]) -> KernelTable:
     """Read a table's JSON value.
 
     Raises:
-        ValueError: not this schema, no entries, an entry that is not three known values, or a variant that does not
-            exist (any more).
+        ValueError: not this schema, no entries or thousands, an entry that is not three known values, or a variant that
+            does not exist (any more).
     """
     try:
-        if document["schema"] != TABLE_SCHEMA:
-            raise ValueError(f"schema is not {TABLE_SCHEMA}")
-        entries = tuple(sorted((int(e["rows"]), int(e["rank"]), str(e["variant"])) for e in document["entries"]))
-        gpu = str(document["gpu"])
-    except (KeyError, TypeError) as error:
+        schema, gpu, found = document["schema"], document["gpu"], document["entries"]
+        entries = [(e["rows"], e["rank"], e["variant"]) for e in found]
+    except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"not a kernel table: {error!r}") from error
-    strange = {name for _, _, name in entries} - VARIANTS.keys()
-    if not entries or strange:
-        raise ValueError(f"a kernel table with no entries or unknown variants {sorted(strange)}")
-    return KernelTable(gpu, tuple(Measured(*entry) for entry in entries))
+    if schema != TABLE_SCHEMA or not isinstance(gpu, str):
+        raise ValueError(f"schema is not {TABLE_SCHEMA}, or no GPU is named")
+    if not 0 < len(entries) <= _MOST_ENTRIES:
+        raise ValueError(f"a kernel table with {len(entries)} entries")
+    for rows, rank, variant in entries:
+        if type(rows) is not int or type(rank) is not int or min(rows, rank) < 1 or variant not in tuple(VARIANTS):
+            raise ValueError(f"an entry is not rows, a rank and a known variant: {(rows, rank, variant)!r:.200}")
+    return KernelTable(gpu, tuple(Measured(*entry) for entry in sorted(entries)))
 
 
 def choose_variant(

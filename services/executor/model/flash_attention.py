@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from services.executor.kernels import streams
 from services.executor.model.attention import AttentionSpan, KvCache
 from services.executor.model.interface import Attention
-from services.executor.model.paged_attention import FixedAttention, Refilled, on_gpu
+from services.executor.model.paged_attention import FixedAttention, Refilled
 
 # What FlashInfer's kernels are made for; anything else takes torch's products.
 HEAD_DIMS, DTYPES = frozenset({64, 128, 256}), frozenset({torch.float16, torch.bfloat16})
@@ -122,7 +123,7 @@ class FlashAttention:
         if copied is not None:
             copied.synchronize()
         wrapper.plan(*where, *self._sizes(), **rule.arguments(), **self._dtypes(), **more)
-        if on_gpu(self.cache.k):
+        if streams.on_gpu(self.cache.k.device):
             self._copied[wrapper] = copied = copied or torch.cuda.Event()
             copied.record()
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.executor.kernels import streams
 from services.executor.kv_blocks import NULL_BLOCK
 from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
 from services.executor.model.interface import Attention
@@ -60,17 +61,12 @@ class TorchAttention:
         return FixedDecode(self._cache, rows=rows, blocks=self._blocks, fold=self._heads[0] // self._heads[1])
 
 
-def on_gpu(tensor: torch.Tensor) -> bool:
-    """Say whether work on a tensor runs beside the host, in streams."""
-    return tensor.device.type == "cuda"
-
-
 class Refilled:
     """An int tensor that keeps its address. `fill` is in order with the steps' stream."""
 
     def __init__(self, *shape: int, value: int = 0, dtype: torch.dtype, device: torch.device) -> None:
         self.tensor = torch.full(shape, value, dtype=dtype, device=device)
-        self._pinned = on_gpu(self.tensor)
+        self._pinned = streams.on_gpu(device)
 
     def fill(self, values: Sequence[object]) -> None:
         """Write `values` to the front; the rest stays."""
