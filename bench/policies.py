@@ -36,7 +36,7 @@ SLOTS = (8, 16)
 VICTIMS = {"few": (4, 1.5), "many": (12, 3.0)}
 # Sizes of an active set, the largest just below what four executors hold.
 ACTIVE = (24, 60)
-FRESH = 101
+FRESH = 201
 SETTLE_S = 30.0
 SCENARIOS = Path(__file__).resolve().parents[1] / "tests" / "scenarios"
 

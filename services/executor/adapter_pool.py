@@ -14,8 +14,8 @@ Invariants, kept by `check()`:
 
 What rollouts need (`keep`) is never evicted, as far as it fits a part of the pool.
 
-When a newcomer needs room, unleased revisions go in the order that eviction.py says: by tenant, then by worth. One that
-was loaded and not used yet stays as long as two loads take, if anything else may go.
+When a newcomer needs room, unleased revisions go in the order that eviction.py says: by worth, which is less for those
+of tenants that hold much. One that was loaded and not used yet stays for two loads, if anything else may go.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class AdapterPool:
                 RefusalReason.ADAPTER_TOO_LARGE, f"rank {rank} takes {need} pages of the pool's {self.page_count}"
             )
         if len(self._clean) < need:
-            self._make_room(need - len(self._clean) - len(self._dirty), tenant=tenant, pages=need)
+            self._make_room(need - len(self._clean) - len(self._dirty), revision_id, tenant=tenant, pages=need)
             return None
         self._clean.sort()
         pages = _pick_run(self._clean, need)
@@ -150,18 +150,17 @@ class AdapterPool:
         self._residents[revision_id] = _Resident(pages, rank, cost_ms, tenant)
         self.changes += 1
         self.loads += 1
-        if self._now - self._evicted_at.pop(revision_id, self._now - THRASH_S) < THRASH_S:
-            self.thrashes += 1
+        self.thrashes += self._returns(revision_id)
+        self._evicted_at.pop(revision_id, None)
         return pages
 
-    def _make_room(self, need: int, *, tenant: str, pages: int) -> None:
+    def _make_room(self, need: int, revision_id: str, *, tenant: str, pages: int) -> None:
         """Evict for `need` of the `pages` that a newcomer of `tenant` takes."""
         while need > 0:
-            groups = self._may_go(tenant, pages)
-            if sum(len(self._residents[key].pages) for group in groups for key in group) < need:
+            worth = self._worth_of_idle(revision_id, tenant=tenant, pages=pages)
+            if sum(len(self._residents[key].pages) for key in worth) < need:
                 return  # Evicting would cost residents and still not make room: wait for leases instead.
-            key = self._policy.victim(next(group for group in groups if group))
-            self._policy.evicted(key)
+            key = min(worth, key=lambda key: (worth[key], key))
             self.evictions += 1
             if len(self._evicted_at) >= MAX_EVICTED:
                 self._evicted_at.clear()
@@ -169,8 +168,8 @@ class AdapterPool:
             need -= len(self._residents[key].pages)
             self._free(key)
 
-    def _may_go(self, tenant: str, pages: int) -> tuple[list[str], ...]:
-        """Return the revisions that may be evicted now, in groups that go one after the other."""
+    def _worth_of_idle(self, newcomer: str, *, tenant: str, pages: int) -> dict[str, tuple[bool, float, float]]:
+        """Return the revisions that may be evicted now, with what decides which goes, the least first."""
         held = {key: Holding(r.tenant, len(r.pages), r.used_at) for key, r in self._residents.items()}
         stay = self.kept()
         idle = [
@@ -178,11 +177,16 @@ class AdapterPool:
             for key, r in self._residents.items()
             if r.state is Berth.READY and not r.leases and not r.pinned and key not in stay
         ]
-        fresh = [k for k in idle if self._is_fresh(self._residents[k])]
-        groups = self._shares.may_go(
-            [key for key in idle if key not in fresh], held, newcomer=tenant, need=pages, page_count=self.page_count
+        factors = self._shares.factors(
+            idle, held, newcomer=tenant, need=pages, page_count=self.page_count, returns=self._returns(newcomer)
         )
-        return (*groups, fresh)
+        return {
+            key: (self._is_fresh(self._residents[key]), factor * (worth := self._policy.worth(key)), worth)
+            for key, factor in factors.items()
+        }
+
+    def _returns(self, revision_id: str) -> bool:
+        return self._now - self._evicted_at.get(revision_id, self._now - THRASH_S) < THRASH_S
 
     def _is_fresh(self, resident: _Resident) -> bool:
         return not resident.used and self._now - resident.loaded_at < 2 * resident.cost_ms / 1000
@@ -196,25 +200,31 @@ class AdapterPool:
         resident = self._in(revision_id, Berth.LOADING)
         resident.state = Berth.READY
         self.changes += 1
-        resident.loaded_at = now
+        resident.loaded_at = resident.used_at = now
         resident.cost_ms = load_ms
-        self._accessed(revision_id, resident, now)
+        self._now = max(self._now, now)
 
     def abort(self, revision_id: str) -> None:
         """Give up a LOADING revision; its pages become dirty. Raises ValueError in any other state."""
         self._in(revision_id, Berth.LOADING)
         self._free(revision_id)
 
-    def lease(self, revision_id: str, *, now: float) -> int | None:
-        """Take a lease on a READY revision and return its id; None when it is not READY."""
+    def lease(self, revision_id: str, *, now: float, use: bool = True) -> int | None:
+        """Take a lease on a READY revision and return its id; None when it is not READY. Without `use` it does not
+        count as one."""
         resident = self._residents.get(revision_id)
         if resident is None or resident.state is not Berth.READY:
             return None
         lease, self._next_lease = self._next_lease, self._next_lease + 1
         resident.leases.add(lease)
-        resident.used = True
         self._lease_owner[lease] = revision_id
-        self._accessed(revision_id, resident, now)
+        self._now = max(self._now, now)
+        if use:
+            resident.used = True
+            resident.used_at = now
+            self._shares.used(resident.tenant, self._now)
+            size = len(resident.pages) * self.page_bytes
+            self._policy.used(revision_id, size_bytes=size, cost_ms=resident.cost_ms)
         return lease
 
     def release(self, lease: int) -> str | None:
@@ -229,7 +239,7 @@ class AdapterPool:
         resident = self._residents[revision_id]
         resident.leases.remove(lease)
         if resident.state is Berth.DRAINING and not resident.leases:
-            self._policy.removed(revision_id)
+            self._policy.forget(revision_id)
             self._free(revision_id)
             return revision_id
         return None
@@ -246,7 +256,7 @@ class AdapterPool:
             resident.state = Berth.DRAINING
             self.changes += 1
             return False
-        self._policy.removed(revision_id)
+        self._policy.forget(revision_id)
         self._free(revision_id)
         return True
 
@@ -306,13 +316,6 @@ class AdapterPool:
     def free_pages(self) -> int:
         """Pages without an owner, clean or waiting to be scrubbed."""
         return len(self._clean) + len(self._dirty)
-
-    def _accessed(self, revision_id: str, resident: _Resident, now: float) -> None:
-        self._now = max(self._now, now)
-        resident.used_at = now
-        self._shares.used(resident.tenant, self._now)
-        size = len(resident.pages) * self.page_bytes
-        self._policy.accessed(revision_id, now=now, size_bytes=size, cost_ms=resident.cost_ms)
 
     def _in(self, revision_id: str, state: Berth) -> _Resident:
         resident = self._residents.get(revision_id)

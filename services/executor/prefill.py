@@ -68,7 +68,8 @@ class PrefillShares:
         for prompt in prompts:
             shares.append(min(prompt.left, part, budget))
             budget -= shares[-1]
-        for index in sorted(range(len(prompts)), key=lambda index: (self._finish(prompts[index], now), index)):
+        finish = self._finish(prompts, now)
+        for index in sorted(range(len(prompts)), key=lambda index: (finish[index], index)):
             room = budget - spare if self._greedy(prompts[index].tenant, now) else budget
             more = max(0, min(prompts[index].left - shares[index], room))
             shares[index] += more
@@ -83,7 +84,7 @@ class PrefillShares:
         self._all = (_decayed(self._all, now) + tokens, now)
 
     def _lift(self, tenant: Hashable, now: float) -> None:
-        """Who comes back had no less than the least of those that are at work: idle time is no credit."""
+        """Who comes back had no less than those at work on average: idle time is no credit."""
         if self._had.get(tenant, (0.0, -RETURNS_S))[1] > now - RETURNS_S:
             return
         at_work = []
@@ -91,7 +92,7 @@ class PrefillShares:
             if at <= now - RETURNS_S:
                 break
             at_work.append(self._of_late(other, now))
-        missing = min(at_work, default=0.0) - self._of_late(tenant, now)
+        missing = sum(at_work) / max(1, len(at_work)) - self._of_late(tenant, now)
         if missing > 0:
             self._count(tenant, missing, now)
 
@@ -105,8 +106,14 @@ class PrefillShares:
         others = len(self._had) - (tenant in self._had)
         return bool(others) and self._of_late(tenant, now) > GREEDY * _decayed(self._all, now) / (others + 1)
 
-    def _finish(self, prompt: Prompt, now: float) -> float:
-        return self._of_late(prompt.tenant, now) + prompt.left
+    def _finish(self, prompts: Sequence[Prompt], now: float) -> list[float]:
+        """Return what each prompt's tenant will have had when it is done: a tenant's shorter ones are before it."""
+        finish, had = [0.0] * len(prompts), dict[Hashable, float]()
+        for index in sorted(range(len(prompts)), key=lambda index: (prompts[index].left, index)):
+            prompt = prompts[index]
+            had[prompt.tenant] = had.get(prompt.tenant, self._of_late(prompt.tenant, now)) + prompt.left
+            finish[index] = had[prompt.tenant]
+        return finish
 
     def _of_late(self, tenant: Hashable, now: float) -> float:
         return _decayed(self._had.get(tenant, (0.0, now)), now)

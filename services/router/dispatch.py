@@ -184,6 +184,7 @@ class Dispatch:
             matches=self.locality.match(request.prefix),
             last=self.locality.last(request.tenant, request.revision_id, request.session),
             replicas=self.popularity.replicas(request.revision_id, now) if request.revision_id else 1,
+            now=now,
         )
 
     def pools(self, now: float) -> list[Pool]:
@@ -239,12 +240,19 @@ class Dispatch:
     def _begin(self, request: Waiting, placed: Placed, now: float) -> Flight:
         self.locality.sent(placed.executor, request.prefix)
         self.locality.served(request.tenant, request.revision_id, request.session, placed.executor)
+        pages, turn_s = 0, 0.0
         if request.revision_id:
             self._users[request.revision_id] = request.tenant
-            pages = self.members.executor(placed.executor).pages_for(request.rank)
+            executor = self.members.executor(placed.executor)
+            pages = executor.pages_for(request.rank)
             self.needs.used(
                 placed.executor, request.revision_id, tenant=request.tenant, pages=pages, cold=placed.cold, now=now
             )
+            if placed.cold:
+                turn_s = executor.turn_s(
+                    request.revision_id, request.rank, tenant=request.tenant, weight=request.weight, now=now,
+                    load_ms=self.prices_of(request).load_ms(request.mib),
+                )  # fmt: skip
         return self.members.begin(
             placed.executor,
             request.revision_id,
@@ -253,6 +261,8 @@ class Dispatch:
             now=now,
             weight=request.weight,
             tokens=_to_compute(request, placed),
+            pages=pages,
+            turn_s=turn_s,
             cold=placed.cold,
         )
 

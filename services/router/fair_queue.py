@@ -247,12 +247,14 @@ class FairQueue:
         """Returns the tenant's request that goes next, where, and whether it passes its head."""
         strict = lane.passed >= MAX_PASSED or (lane.passed_since is not None and now - lane.passed_since > MAX_PASSED_S)
         chosen: tuple[int, Waiting, P] | None = None
-        tried: dict[tuple[str, int], P | None] = {}
+        tried: dict[tuple[str, int], tuple[int, P | None]] = {}
         for index, (_, request) in enumerate(lane.rows[: 1 if strict else LOOK_AHEAD]):
             kind = (request.revision_id, request.answers)
-            if kind not in tried or request.prefix or request.session or request.only:
-                tried[kind] = place(request)
-            where = tried[kind]
+            tokens, where = tried.get(kind, (request.prompt_tokens + 1, None))
+            # A shorter prompt may go where a longer one may not.
+            if tokens > request.prompt_tokens or request.prefix or request.session or request.only:
+                where = place(request)
+                tried[kind] = request.prompt_tokens, where
             if where is not None and (chosen is None or not where.cold):
                 chosen = index, request, where
                 if not where.cold:

@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from services.router.fleet_view import ExecutorView, FleetView, newer
+from services.router.fleet_view import PEAK_S, ExecutorView, FleetView, newer
+from services.router.working_set import WorkingSet
 from services.shared.residency import Notice, Resident
 
 UNKNOWN, DRAINED = "has not answered yet", "is drained by an admin"
 # How long a revision gives way to one that starves before that must have taken its room.
 DRAIN_S = 5.0
-# How long a tenant's most answers at a time are remembered, and places kept for as many.
-PEAK_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,12 +52,15 @@ class _Member:
     in_flight: Counter[str] = dataclasses.field(default_factory=Counter)
     held: Counter[str] = dataclasses.field(default_factory=Counter)
     loading: dict[str, str] = dataclasses.field(default_factory=dict)
-    # Prompt tokens by tenant that were sent and are not computed yet; most answers by tenant of late, and when: the
-    # oldest first.
-    ahead: Counter[str] = dataclasses.field(default_factory=Counter)
+    # Prompts by tenant, in tokens, that were sent and are not computed yet; most answers by tenant of late, and when:
+    # the oldest first.
+    ahead: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     peaks: dict[str, int] = dataclasses.field(default_factory=dict)
     peaked: dict[str, float] = dataclasses.field(default_factory=dict)
     weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    # What was asked for there of late, in pages; and by tenant from when on it may take others' room again.
+    recent: WorkingSet = dataclasses.field(default_factory=lambda: WorkingSet(window_s=PEAK_S))
+    turns: dict[str, float] = dataclasses.field(default_factory=dict)
     # Revisions that requests were begun with since the report.
     told: set[str] = dataclasses.field(default_factory=set)
     # Leases that the report counts beyond this router's own.
@@ -177,14 +179,20 @@ class Members:
         weight: float = 1.0,
         answers: int = 1,
         tokens: int = 0,
+        pages: int = 0,
+        turn_s: float = 0.0,
         cold: bool = False,
     ) -> Flight:
-        """Counts a request that is sent to an executor now, by its answers: each is a row of the batch there."""
+        """Counts a request that is sent to an executor now, by its answers: each is a row there. `turn_s` see there."""
         member = self._members[name]
         member.in_flight[revision_id] += answers
         member.held[tenant] += answers
         member.weights[tenant] = weight
-        member.ahead[tenant] += tokens
+        _add_prompt(member.ahead, tenant, tokens)
+        if pages:
+            member.recent.asked(revision_id, pages, now, tenant=tenant)
+        if turn_s:
+            member.turns = {key: until for key, until in member.turns.items() if until > now} | {tenant: now + turn_s}
         if cold:
             member.loading[revision_id] = tenant
         _peak(member, tenant, now)
@@ -210,7 +218,7 @@ class Members:
 
         def computed() -> None:
             if open_.pop("prompt", False):
-                _subtract(member.ahead, tenant, tokens)
+                _drop_prompt(member.ahead, tenant, tokens)
                 self._changed(member)
 
         def release() -> None:
@@ -267,6 +275,8 @@ class Members:
             weights=MappingProxyType(member.weights),
             ahead=MappingProxyType(dict(member.ahead)),
             loading=MappingProxyType(dict(member.loading)),
+            recent=member.recent,
+            turns=MappingProxyType(dict(member.turns)),
             draining=frozenset(member.draining),
             busy=busy,
             page_rows=shape.page_rows,
@@ -335,3 +345,15 @@ def _subtract(counter: Counter[str], key: str, count: int) -> None:
     counter[key] -= count
     if counter[key] <= 0:
         del counter[key]
+
+
+def _add_prompt(ahead: dict[str, tuple[int, ...]], tenant: str, tokens: int) -> None:
+    if tokens:
+        ahead[tenant] = (*ahead.get(tenant, ()), tokens)
+
+
+def _drop_prompt(ahead: dict[str, tuple[int, ...]], tenant: str, tokens: int) -> None:
+    left = list(ahead.pop(tenant))
+    left.remove(tokens)
+    if left:
+        ahead[tenant] = tuple(left)

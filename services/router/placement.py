@@ -37,7 +37,7 @@ class Wish:
     """What is to be placed. `revision_id` is empty for the base model; `rank` is the revision's highest, 0 for none.
 
     `matches` says how many of the prompt's tokens each executor likely has; `last` where the session was served;
-    `replicas` how many homes the revision should have.
+    `replicas` how many homes the revision should have; `now` is on the router's clock, in seconds.
     """
 
     base_model: str
@@ -51,6 +51,7 @@ class Wish:
     matches: Mapping[str, int] = field(default_factory=dict)
     last: str = ""
     replicas: int = 1
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +173,13 @@ def _is_cold(executor: ExecutorView, wish: Wish) -> bool:
 
 def _cost(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[float, float, float]:
     """Returns what waits there, what of the prompt is to be computed, and the load, in ms."""
-    wait_ms = executor.in_flight * prices.row + prices.prefill_ms(sum(executor.ahead.values()))
+    wait_ms = executor.in_flight * prices.row + prices.prefill_ms(_ahead(executor))
     return wait_ms, prices.prefill_ms(_missing(executor, wish)), _load(executor, wish, prices)[0]
 
 
 def _reasons(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[str, ...]:
     wait_ms, prompt_ms, load_ms = _cost(executor, wish, prices)
-    ahead = sum(executor.ahead.values())
+    ahead = _ahead(executor)
     return (
         f"{executor.in_flight} answers in flight, {ahead} prompt tokens ahead: {wait_ms:.0f} ms",
         f"{_missing(executor, wish)} of {wish.prompt_tokens} prompt tokens to compute: {prompt_ms:.0f} ms",
@@ -214,9 +215,10 @@ def _against(executor: ExecutorView, wish: Wish) -> str:
         return executor.why_not
     if executor.max_rank and wish.rank > executor.max_rank:
         return f"holds ranks up to {executor.max_rank}, the revision has {wish.rank}"
-    if not executor.has_place(wish.tenant, wish.weight):
-        if executor.is_ahead(wish.tenant):
-            return f"has {executor.ahead[wish.tenant]} prompt tokens of this tenant to compute"
+    tokens = max(0, wish.prompt_tokens - wish.matches.get(executor.name, 0))
+    if not executor.has_place(wish.tenant, wish.weight, tokens):
+        if executor.is_ahead(wish.tenant, tokens):
+            return f"has {sum(executor.ahead[wish.tenant])} prompt tokens of this tenant to compute"
         if executor.has_room:
             return "keeps its free places for other tenants: this one has its part"
         return f"has its {executor.window + executor.reserve} requests"
@@ -225,9 +227,15 @@ def _against(executor: ExecutorView, wish: Wish) -> str:
     if _is_cold(executor, wish):
         if not executor.may_load(wish.tenant):
             return f"has {len(executor.loading)} loads under way"
+        if executor.must_wait(wish.revision_id, wish.rank, tenant=wish.tenant, weight=wish.weight, now=wish.now):
+            return "has no room but that of what others use, and this tenant took some a moment ago"
         if executor.page_rows and executor.pages_for(wish.rank) > executor.free_pages + executor.idle_pages:
             return "has no room in its adapter pool: all of it is in use"
     return ""
+
+
+def _ahead(executor: ExecutorView) -> int:
+    return sum(map(sum, executor.ahead.values()))
 
 
 def _candidate(executor: ExecutorView, wish: Wish, prices: Prices, against: str, homes: Mapping[str, int]) -> Candidate:

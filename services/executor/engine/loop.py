@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from services.executor.adapter_pool import AdapterPool
@@ -66,7 +67,8 @@ class Engine:
         self._wake = threading.Condition(self._lock)
         self._inbox: deque[Callable[[], None]] = deque()
         self._open = OpenRequests(self._lock, cancel=self.cancel, on_fault=on_fault)
-        self._loads = Loads(adapters, runner.pool, lock=self._lock, make_lease=self.acquire, clock=clock)
+        hold = partial(self.acquire, use=False)
+        self._loads = Loads(adapters, runner.pool, lock=self._lock, make_lease=hold, clock=clock)
         forget = scheduler.blocks.forget
         self._modes = Modes(runner, adapters, dedicated=self._options.dedicated, forget_keys=forget)
         self._thread: threading.Thread | None = None
@@ -125,10 +127,10 @@ class Engine:
         """End a request with CANCELLED before the step after the running one. Unknown and ended ones are ignored."""
         self._post(lambda: self._end(request_id, FinishReason.CANCELLED))
 
-    def acquire(self, revision_id: str) -> Lease | None:
-        """Return a lease on a READY revision, None when it must be loaded first."""
+    def acquire(self, revision_id: str, *, use: bool = True) -> Lease | None:
+        """Return a lease on a READY revision, None when it must be loaded first. What a load holds is no `use` yet."""
         with self._lock:
-            number = self._adapters.lease(revision_id, now=self._clock())
+            number = self._adapters.lease(revision_id, now=self._clock(), use=use)
             return None if number is None else Lease(revision_id, lambda: self._release(number))
 
     def load(self, staged: Staged, *, tenant: str = "") -> Future[Lease]:

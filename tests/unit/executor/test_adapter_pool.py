@@ -1,7 +1,7 @@
 import pytest
 
 from services.executor.adapter_pool import AdapterPool, Berth
-from services.executor.eviction import GdsfD, Lru, make_policy
+from services.executor.eviction import EvictionPolicy, GdsfD, Lru, make_policy
 from services.executor.request import RefusalReason, Refused
 
 
@@ -128,41 +128,48 @@ def test_abort_and_misuse() -> None:
     pool.check()
 
 
+def least(policy: EvictionPolicy, keys: str | set[str]) -> str:
+    return min(keys, key=policy.worth)
+
+
 def test_lru_evicts_the_least_recently_used() -> None:
     policy = Lru()
-    for key in "abc":
-        policy.accessed(key, now=0.0, size_bytes=1, cost_ms=1.0)
-    policy.accessed("a", now=1.0, size_bytes=1, cost_ms=1.0)
-    assert policy.victim({"a", "c", "b"}) == "b"
-    policy.evicted("b")
-    assert policy.victim({"a", "c"}) == "c"
+    for key in "abca":
+        policy.used(key, size_bytes=1, cost_ms=1.0)
+    assert least(policy, "acb") == "b"
+    assert least(policy, "ac") == "c"
 
 
-def test_gdsf_d_weighs_frequency_cost_and_size_and_remembers_after_eviction() -> None:
+def test_gdsf_d_weighs_frequency_cost_and_size() -> None:
     policy = GdsfD(half_life=100.0)
     for _ in range(3):
-        policy.accessed("hot", now=0.0, size_bytes=2**20, cost_ms=10.0)
-    policy.accessed("cold", now=0.0, size_bytes=2**20, cost_ms=10.0)
-    policy.accessed("huge", now=0.0, size_bytes=2**23, cost_ms=10.0)
-    policy.accessed("dear", now=0.0, size_bytes=2**20, cost_ms=100.0)
-    assert policy.victim({"hot", "cold", "huge", "dear"}) == "huge"
-    assert policy.victim({"hot", "cold", "dear"}) == "cold"
-    policy.evicted("hot")
-    policy.accessed("hot", now=1.0, size_bytes=2**20, cost_ms=10.0)
-    policy.accessed("new", now=1.0, size_bytes=2**20, cost_ms=10.0)
-    assert policy.victim({"hot", "new"}) == "new"
+        policy.used("hot", size_bytes=2**20, cost_ms=10.0)
+    policy.used("cold", size_bytes=2**20, cost_ms=10.0)
+    policy.used("huge", size_bytes=2**23, cost_ms=10.0)
+    policy.used("dear", size_bytes=2**20, cost_ms=100.0)
+    assert sorted(("hot", "cold", "huge", "dear"), key=policy.worth) == ["huge", "cold", "hot", "dear"]
+    policy.forget("dear")
+    assert policy.worth("dear") == 0.0
+
+
+def test_uses_survive_eviction() -> None:
+    policy = GdsfD()
+    shared = make(1, policy)
+    for key in ("often", "often", "often", "once", "often"):
+        if shared.state(key) is None:
+            load(shared, key)
+        shared.release(shared.lease(key, now=0.0))
+    assert policy.worth("often") > 3 * policy.worth("once")
 
 
 def test_old_frequency_fades() -> None:
     policy = GdsfD(half_life=10.0)
     for _ in range(50):
-        policy.accessed("past", now=0.0, size_bytes=2**20, cost_ms=1.0)
-    policy.evicted("past")
-    policy.accessed("past", now=0.0, size_bytes=2**20, cost_ms=1.0)
+        policy.used("past", size_bytes=2**20, cost_ms=1.0)
     for _ in range(100):
-        policy.accessed("now", now=0.0, size_bytes=2**20, cost_ms=1.0)
-    policy.accessed("past", now=0.0, size_bytes=2**20, cost_ms=1.0)
-    assert policy.victim({"past", "now"}) == "past"
+        policy.used("now", size_bytes=2**20, cost_ms=1.0)
+    policy.used("past", size_bytes=2**20, cost_ms=1.0)
+    assert least(policy, {"past", "now"}) == "past"
 
 
 def test_unknown_policy_names_the_known_ones() -> None:

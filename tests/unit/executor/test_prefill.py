@@ -59,6 +59,15 @@ def test_who_comes_back_brings_no_credit() -> None:
     assert first[-2:] == [200, 200]
 
 
+def test_who_comes_back_counts_as_those_at_work_on_average() -> None:
+    shares = PrefillShares()
+    shares.divide([Prompt("busy", 300), Prompt("busier", 900)], 1200, now=0.0)
+    # 300, 900, and so 600: the first of the crowd goes before the busier one, the others do not.
+    crowd = [Prompt("back", 300)] * 4
+    got = shares.divide([*crowd, Prompt("busier", 200), Prompt("busy", 200)], 1000, now=0.0)
+    assert (got[0], got[4], got[5]) == (300, 200, 200)
+
+
 def test_what_was_long_ago_counts_little() -> None:
     shares = PrefillShares()
     shares.divide([Prompt("a", 400)], 400, now=0.0)

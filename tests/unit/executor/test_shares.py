@@ -42,16 +42,55 @@ def test_a_tenant_that_has_left_keeps_nothing() -> None:
     assert not here(shared, "gone/only")
 
 
-def test_who_has_more_than_its_part_gives_way_first() -> None:
+def test_who_has_more_than_its_part_gives_way_first_to_what_was_evicted_a_moment_ago() -> None:
     shared = pool()
     for _ in range(50):
         for number in range(7):
             use(shared, "big", str(number), now=0.0)
     use(shared, "small", "0", now=1.0)
-    # Each revision of `big` is worth far more, but 7 of 8 pages are more than its half and a quarter.
+    # Each revision of `big` is worth far more, so the first newcomer takes the room of its own tenant's.
     use(shared, "small", "1", now=2.0)
+    assert not here(shared, "small/0")
+    # It comes back: 7 of 8 pages are more than half and a quarter.
+    use(shared, "small", "0", now=3.0)
     assert here(shared, "small/0")
     assert here(shared, "small/1")
+
+
+def test_what_comes_back_late_is_a_newcomer() -> None:
+    shared = pool()
+    for number in range(7):
+        for _ in range(50):
+            use(shared, "big", str(number), now=0.0)
+    use(shared, "small", "0", now=1.0)
+    use(shared, "small", "1", now=2.0)
+    use(shared, "big", "0", now=40.0)
+    use(shared, "small", "0", now=40.0)
+    assert not here(shared, "small/1")
+
+
+def test_who_has_more_than_its_part_loses_a_little_more_than_who_has_not() -> None:
+    for uses, stays in ((3, False), (5, True)):
+        shared = pool(5)
+        for number in range(3):
+            for _ in range(uses):
+                use(shared, "big", str(number), now=0.0)
+        use(shared, "small", "0", now=1.0)
+        use(shared, "small", "1", now=1.5)
+        use(shared, "other", "0", now=2.0)
+        assert here(shared, "small/0") is not stays
+        assert all(here(shared, f"big/{number}") for number in range(3)) is stays
+
+
+def test_a_tenant_whose_revisions_are_popular_keeps_them_from_what_passes_once() -> None:
+    shared = pool()
+    for number in range(60):
+        for _ in range(10):
+            for hot in range(4):
+                use(shared, "popular", str(hot), now=number / 10)
+        use(shared, f"t{number % 12}", f"once-{number}", now=number / 10)
+    # Four of eight are more than an equal part of thirteen and a quarter, and yet nobody is served better without.
+    assert shared.loads == 4 + 60
 
 
 def test_with_too_many_tenants_worth_alone_decides() -> None:

@@ -80,13 +80,41 @@ def test_a_grant_gives_back_everything_once() -> None:
     grant = desk.dispatch.next(0.0)
     view = desk.members.executor("e0")
     assert (view.in_flight, dict(view.held), dict(view.ahead), dict(view.loading)) == (
-        1, {"acme": 1}, {"acme": 50}, {"r": "acme"},
+        1, {"acme": 1}, {"acme": (50,)}, {"r": "acme"},
     )  # fmt: skip
     grant.release()
     grant.release()
     grant.begun(1.0, now=0.0)
     view = desk.members.executor("e0")
     assert (view.in_flight, dict(view.held), dict(view.ahead), dict(view.loading)) == (0, {}, {}, {})
+
+
+def test_a_tenant_takes_room_of_what_others_use_only_in_turns() -> None:
+    desk = Desk()
+    small = [Resident(f"v{n}", "READY", 10, 0) for n in range(4)]
+    desk.members.answered("e0", notice(*small, pool=80), Shape(128, 99, 8, 10))
+    for number in range(4):
+        desk.offer(f"t{number}", f"v{number}", rank=8)
+        desk.dispatch.next(0.0).release()
+    # Four pages of eight are used by others: a load of five takes some of theirs, and is worth a fifth of the link.
+    desk.offer("large", "x0", rank=40)
+    desk.dispatch.next(1.0).release()
+    desk.offer("large", "x1", rank=40)
+    assert desk.dispatch.next(1.4) is None
+    # Whoever needs no more than its part, or takes nobody's room, goes.
+    desk.offer("other", "y", rank=8)
+    admitted = desk.dispatch.next(1.4)
+    assert admitted.request.tenant == "other"
+    admitted.release()
+    desk.dispatch.sweep(1.7)
+    admitted = desk.dispatch.next(1.7)
+    assert admitted.request.revision_id == "x1"
+    admitted.release()
+    # What nobody used for ten seconds is nobody's.
+    for number in (2, 3):
+        desk.offer("large", f"x{number}", rank=40)
+        desk.dispatch.sweep(12.0)
+        desk.dispatch.next(12.0).release()
 
 
 def test_a_running_revision_gives_way_to_one_that_starves() -> None:

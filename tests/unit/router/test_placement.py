@@ -114,7 +114,7 @@ def test_the_beginning_of_a_prompt_draws_a_request_unless_it_costs_more_than_it_
     wish = Wish("tiny", REVISION, 8, prompt_tokens=1000, matches={"b": 900})
     here = holding()
     assert place(FleetView((executor("a", resident=here), executor("b", resident=here))), wish, PRICES).executor == "b"
-    far = executor("b", resident=here, ahead={"other": 2000})
+    far = executor("b", resident=here, ahead={"other": (2000,)})
     assert place(FleetView((executor("a", resident=here), far)), wish, PRICES).executor == "a"
     # Keys at an executor without the revision save less than its load costs.
     assert place(FleetView((executor("a", resident=here), executor("b"))), wish, PRICES).executor == "a"
@@ -125,7 +125,7 @@ def test_a_session_stays_unless_going_gains_more_than_a_fifth() -> None:
     here = holding()
 
     def placed(ahead: int) -> str:
-        fleet = FleetView((executor("a", resident=here), executor("b", resident=here, ahead={"x": ahead})))
+        fleet = FleetView((executor("a", resident=here), executor("b", resident=here, ahead={"x": (ahead,)})))
         return place(fleet, wish, PRICES).executor
 
     assert (placed(20), placed(40)) == ("b", "a")
@@ -135,7 +135,7 @@ def test_a_load_is_begun_elsewhere_only_for_more_than_half_its_time() -> None:
     wish = Wish("tiny", REVISION, 8, prompt_tokens=100)
 
     def placed(ahead: int) -> str:
-        fleet = FleetView((executor("a"), executor("b", resident=holding(), ahead={"x": ahead})))
+        fleet = FleetView((executor("a"), executor("b", resident=holding(), ahead={"x": (ahead,)})))
         return place(fleet, wish, PRICES).executor
 
     assert (placed(1400), placed(1600)) == ("b", "a")
@@ -177,7 +177,14 @@ def test_places_are_kept_for_tenants_that_have_less_than_their_part() -> None:
 
 
 def test_a_tenant_has_about_two_steps_of_prompt_tokens_ahead_whatever_others_have() -> None:
-    wish = Wish("tiny", REVISION, 8, tenant="acme")
-    assert chosen(executor("a", resident=holding(), ahead={"acme": MAX_AHEAD - 1, "b": 16_000}), wish=wish) == "a"
-    assert chosen(executor("a", resident=holding(), ahead={"acme": MAX_AHEAD}), wish=wish) == ""
-    assert chosen(executor("a", resident=holding(), ahead={"globex": 9000}), wish=wish) == "a"
+    wish = Wish("tiny", REVISION, 8, tenant="acme", prompt_tokens=2000)
+    near = {"acme": (MAX_AHEAD - 24, 23), "b": (16_000,)}
+    assert chosen(executor("a", resident=holding(), ahead=near), wish=wish) == "a"
+    assert chosen(executor("a", resident=holding(), ahead={"acme": (MAX_AHEAD - 24, 24)}), wish=wish) == ""
+    assert chosen(executor("a", resident=holding(), ahead={"globex": (9000,)}), wish=wish) == "a"
+
+
+def test_a_prompt_that_is_longer_than_the_own_does_not_count_as_ahead() -> None:
+    busy = executor("a", resident=holding(), ahead={"acme": (2000, 500)})
+    asked = [Wish("tiny", REVISION, 8, tenant="acme", prompt_tokens=tokens) for tokens in (400, 1999, 2000)]
+    assert [chosen(busy, wish=wish) for wish in asked] == ["a", "a", ""]
