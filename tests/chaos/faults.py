@@ -105,8 +105,8 @@ def _disk_full(world: World) -> None:
     """Not a byte is left for anybody: database, state, logs, store, disk tier."""
     if not world.own_disk:
         raise NotHereError("mounting a small file system is not allowed here")
-    bundle = str(world.small / "bundles" / "alpha_8")
-    register = ("adapter", "register", bundle, "--tenant", "acme", "--name", "filling", "--base", "tiny")
+    bundle = str(world.small / "bundles" / "plain_r64")  # which this tenant has not
+    register = ("adapter", "register", bundle, "--tenant", "globex", "--name", "filling", "--base", "tiny")
     with filled(world.stack.data):
         refused = world.stack.cli(*register)
         assert refused.code == 1, refused

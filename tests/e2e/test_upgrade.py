@@ -1,112 +1,80 @@
-"""A fleet is upgraded and restored under traffic: every service is replaced in turn, and nobody's request is lost."""
+"""A fleet is upgraded, disturbed and restored under traffic: every service is replaced in turn, and no request is lost."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from loraport import Client, LoraportError
-from loraport.values import Started, Tokens
-from tests.e2e.harness import Stack, add_tenant, environment, publish, running, wait_until
+from loraport.values import Started
+from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.traffic import Oracle, Traffic
+from tests.chaos.trial import under
+from tests.chaos.world import SERVICES, World, world
+from tests.e2e.harness import Stack, environment, wait_until
 
 pytestmark = pytest.mark.e2e
 
-ADAPTERS = {"steady": "alpha_1", "other": "alpha_8"}
 PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a greedy answer is known by."""
-
-    revision_id: str | None
-    token_ids: tuple[int, ...]
-
-
-def ask(client: Client, adapter: str, tokens: int = 8) -> Answer:
-    done = client.generate("a b", adapter=adapter, max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    return Answer(done.revision_id, tuple(done.token_ids))
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Asks all the time from several threads, knows what the answers must be, and notes what else happens."""
-
-    stack: Stack
-    expected: dict[str, Answer]
-    answered: int = 0
-    wrong: list[Answer] = field(default_factory=list)
-    # Errors before an answer had begun, and in the middle of one.
-    lost: list[LoraportError] = field(default_factory=list)
-    broken_off: list[LoraportError] = field(default_factory=list)
-
-    def run(self, stopping: threading.Event) -> None:
-        with Client.local(self.stack.data, tenant="acme", timeout=90, patience=PATIENCE_S) as client:
-            while not stopping.is_set():
-                for adapter in ADAPTERS:
-                    self._one(client, adapter)
-                    stopping.wait(0.05)
-
-    def _one(self, client: Client, adapter: str) -> None:
-        begun, tokens, revision = False, list[int](), None
-        try:
-            for event in client.stream("a b", adapter=adapter, max_tokens=8, temperature=0.0, ignore_eos=True):
-                begun = True
-                if isinstance(event, Started):
-                    revision = event.revision_id
-                elif isinstance(event, Tokens):
-                    tokens += event.token_ids
-        except LoraportError as error:
-            (self.broken_off if begun else self.lost).append(error)
-            return
-        answer = Answer(revision, tuple(tokens))
-        if answer != self.expected[adapter]:
-            self.wrong.append(answer)
-        self.answered += 1
+BRIEF = re.compile("disk full|disk slow|all clocks 60 min ahead|store: truncate")
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, world_dir: Path) -> Iterator[Stack]:
-    """Two executors, two adapters in service."""
-    tiny = f"tiny={world_dir / 'bases' / 'tiny'}"
-    with running(tmp_path_factory.mktemp("upgrade") / "data", "--base", tiny, "--executors", "2") as stack:
-        add_tenant(stack, "acme")
-        for name, bundle in ADAPTERS.items():
-            publish(stack, world_dir / "bundles" / bundle, "acme", name)
-        yield stack
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two executors, adapters of two tenants; with their next start pools are too small for all of them."""
+    with world(tmp_path_factory.mktemp("upgrade"), restarted=False) as made:
+        yield made
 
 
-def expected(stack: Stack) -> dict[str, Answer]:
+@pytest.fixture(scope="module")
+def fleet(place: World) -> Stack:
+    return place.stack
+
+
+@pytest.fixture(scope="module")
+def oracle(place: World) -> Oracle:
+    return Oracle(place.stack.data, place.targets)
+
+
+def expected(stack: Stack) -> dict[str, tuple[str | None, tuple[int, ...]]]:
+    """Returns greedy answers by what they are known by: revision and tokens."""
     with Client.local(stack.data, tenant="acme", timeout=60) as client:
-        return {name: ask(client, name) for name in ADAPTERS}
+        return {name: ask(client, name) for name in ("steady", "other")}
 
 
-def test_a_rolling_restart_of_everything_loses_no_request(fleet: Stack) -> None:
-    traffic, stopping = Traffic(fleet, expected(fleet)), threading.Event()
-    threads = [threading.Thread(target=traffic.run, args=(stopping,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for name in ("valkey", "s3", "registry", "loader", "tiny-0", "tiny-1", "router"):
-            before = traffic.answered
-            assert fleet.cli("dev", "restart", name).code == 0, name
-            wait_until(lambda: traffic.answered > before + 3, within_s=60, what=f"answers after {name}")  # noqa: B023
-    finally:
-        stopping.set()
-        for thread in threads:
-            thread.join(120)
-    assert traffic.answered > 20
-    assert not traffic.wrong
-    assert not traffic.lost, [str(error) for error in traffic.lost]
+def ask(client: Client, adapter: str) -> tuple[str | None, tuple[int, ...]]:
+    done = client.generate("a b", adapter=adapter, max_tokens=8, temperature=0.0, ignore_eos=True)
+    return done.revision_id, tuple(done.token_ids)
+
+
+def test_a_rolling_restart_of_everything_loses_no_request(place: World, oracle: Oracle) -> None:
+    with Traffic(place.stack.data, oracle, threads=2, pause_s=0.05, seed=1) as traffic:
+        counts = traffic.counts
+        for name in ("valkey", "s3", *SERVICES):
+            before = counts.answered
+            place.restart(name)
+            wait_until(lambda: counts.answered > before + 3, within_s=60, what=f"answers after {name}")  # noqa: B023
+    assert counts.answered > 20
+    assert not counts.wrong
+    assert not counts.refused
     # Nor was any cut off: each one had the time to end before its executor went.
-    assert not traffic.broken_off, [str(error) for error in traffic.broken_off]
+    assert not counts.broken_off
+    assert counts.begun == counts.ended
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if BRIEF.search(fault.name)], ids=lambda fault: fault.name)
+def test_the_fleet_stands(place: World, oracle: Oracle, fault: Fault) -> None:
+    """A few of those of `make chaos`."""
+    stood, seen = under(fault, place, oracle, seed=2)
+    if stood is None:
+        pytest.skip(seen)
+    assert stood, seen
 
 
 def test_an_answer_that_its_executor_did_not_live_to_end_says_when_to_ask_again(fleet: Stack) -> None:
@@ -120,7 +88,7 @@ def test_an_answer_that_its_executor_did_not_live_to_end_says_when_to_ask_again(
         assert cut.value.reason == "EXECUTOR_UNAVAILABLE"
         assert cut.value.retry_after is not None
         # The other executor answers at once; nothing that had not begun is lost.
-        assert ask(client, "steady").revision_id == started.revision_id
+        assert ask(client, "steady")[0] == started.revision_id
     assert fleet.cli("dev", "restart", started.executor).code == 0
 
 
@@ -151,8 +119,9 @@ def publish_soon(stack: Stack, bundle: Path) -> None:
 
 
 def test_a_lost_database_is_restored_and_an_older_story_is_believed_only_when_somebody_says_so(
-    fleet: Stack, world_dir: Path, tmp_path: Path
+    place: World, tmp_path: Path
 ) -> None:
+    fleet, late = place.stack, place.small / "bundles" / "alpha_8"
     before = expected(fleet)
     backup = tmp_path / "registry.backup"
     done = upkeep(fleet, "backup", str(backup))  # while everything runs
@@ -162,7 +131,7 @@ def test_a_lost_database_is_restored_and_an_older_story_is_believed_only_when_so
     assert fleet.ok("log", "verify")
 
     # What happened after the backup is lost with the database, and the peers have seen that it was there.
-    publish_soon(fleet, world_dir / "bundles" / "alpha_64")
+    publish_soon(fleet, late)
     replace_database(fleet, backup)
     alarm = fleet.cli("log", "peers")
     assert alarm.code == 1
@@ -180,4 +149,4 @@ def test_a_lost_database_is_restored_and_an_older_story_is_believed_only_when_so
         (fleet.data / "state" / f"{name}.json").unlink()
         assert fleet.cli("dev", "restart", name).code == 0
     assert expected(fleet) == before
-    publish_soon(fleet, world_dir / "bundles" / "alpha_64")
+    publish_soon(fleet, late)
