@@ -47,6 +47,7 @@ def test_nobody_may_do_more_than_it_must(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["pids_limit"]
     assert service["mem_limit"]
+    assert service["cpus"]
     assert service["init"] is True
     assert service.get("network_mode", "none") == "none"
     for entry in service["tmpfs"]:
