@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -229,16 +229,25 @@ def _check(step: CpuStep) -> None:
     a, b = heads[:, :4, :5], heads[:, :4, 5:]
     turned = (a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None])
     pairs.append((step.rotate(heads, 4, cos, sin), torch.cat(turned, dim=-1)))
-    pool_a, pool_b, scale, ranks = some(6, 2, 37), some(6, 29), some(6, 2), torch.tensor([4, 1, 5])
-    # One adapter of few rows, the same one of many.
-    x, y = some(23, 37), some(23, 29)
-    before = y.clone()
-    step.lora(x, y, pool_a, pool_b, scale, LoraStep([range(1, 4), range(4, 23)], [ranks, ranks], (18, 11)))
-    shrunk = torch.einsum("ri,ksi->rks", x[1:], pool_a[ranks]) * scale[ranks]
-    parts = [shrunk[:, :, sub] @ part for sub, part in enumerate(pool_b[ranks].split((18, 11), dim=1))]
-    pairs.append((y, torch.cat((before[:1], before[1:] + torch.cat(parts, dim=1)))))
+    pairs += [_lora_pair(step, some, size) for size in (37, 40)]
     if not all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for got, want in pairs):
         raise CompilerMissing("the compiled step computes something else than torch does")
+
+
+def _lora_pair(step: CpuStep, some: Callable[..., torch.Tensor], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the adapters of some rows come to, and what torch says: adapters of few, some and many rows."""
+    widths = (18, 141)
+    a, b, scale = some(6, 2, size), some(6, sum(widths)), some(6, 2)
+    x, y = some(30, size), some(30, sum(widths))
+    rows = [range(1, 3), range(3, 9), range(9, 30)]
+    ranks = [torch.tensor([4, 1, 5, 0]), torch.tensor([2, 3, 1, 0, 5]), torch.tensor([0, 4, 5, 3, 2])]
+    expected = y.clone()
+    for at, own in zip(rows, ranks, strict=True):
+        shrunk = torch.einsum("ri,ksi->rks", x[at.start : at.stop], a[own]) * scale[own]
+        parts = [shrunk[:, :, sub] @ part for sub, part in enumerate(b[own].split(widths, dim=1))]
+        expected[at.start : at.stop] += torch.cat(parts, dim=1)
+    step.lora(x, y, a, b, scale, LoraStep(rows, ranks, widths))
+    return y, expected
 
 
 def _starts(counts: torch.Tensor) -> torch.Tensor:

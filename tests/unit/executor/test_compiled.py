@@ -150,6 +150,8 @@ def test_a_bfloat16_base_answers_alike_with_and_without_it(step: CpuStep, tmp_pa
         ("to[i + half] = b * c[i] + a * s[i];", "to[i + half] = b * c[i] - a * s[i];"),
         ("(mine.ranks[k + i] * pool.subs + u) * pool.in", "mine.ranks[k + i] * pool.subs * pool.in"),
         ("{0, mine.own}, own)", "{1, mine.own}, own)"),
+        ("case 2: shrink_rows<2>", "case 2: shrink_rows<1>"),
+        ("parts(edges[u], edges[u + 1], kSlab)) expand(", "parts(edges[u], edges[u] + kSlab, kSlab)) expand("),
     ],
 )
 def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypatch, text: str, instead: str) -> None:

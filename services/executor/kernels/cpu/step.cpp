@@ -14,6 +14,7 @@ constexpr int kWide = 8;    // floats of a vector; compilers split it where the 
 constexpr int kBlock = 4;   // rows that share a load of a rank row
 constexpr int kTriple = 3;  // rank rows that share a load of a row: 4 x 3 sums fill the vector registers
 constexpr int kShare = 4 * kTriple;  // rank rows that a thread takes at a time where an adapter has few rows
+constexpr int kAlong = 2;   // rows of an adapter up to which rank rows are best read along, and not copied
 constexpr int kMany = 12;   // rows of an adapter from which arithmetic counts for more than reading its rank rows
 constexpr int kTile = 48;   // rows that a thread takes at a time then: with 1,536 columns they are 288 KiB
 constexpr int kPiece = 2 * kWide;  // columns of an expand that are kept in registers
@@ -311,7 +312,7 @@ void shrink(const Pool& pool, const float* x, const Own& mine, int64_t u, Part r
 // Up to kSlab columns of all rows. `slab` is scratch of own * kSlab numbers.
 void expand(const Pool& pool, float* y, const Own& mine, const float* shrunk, Part columns, float* slab) {
   const int64_t from = columns.from, width = columns.to - from;
-  if (mine.count <= 2) {  // rank rows are best read along
+  if (mine.count <= kAlong) {
     for (int64_t rank = 0; rank < mine.own; ++rank) {
       for (int64_t r = 0; r < mine.count; ++r) {
         add_scaled(y + mine.rows[r] * pool.out + from, pool.b + mine.ranks[rank] * pool.out + from,
@@ -472,7 +473,7 @@ void loraport_lora(const float* x, const float* a, const float* b, const float* 
   int64_t widest = 0;
   for (int64_t s = 0; s < adapters; ++s) {
     const int64_t own = rank_starts[s + 1] - rank_starts[s], count = row_starts[s + 1] - row_starts[s];
-    widest = own > widest ? own : widest;
+    if (count > kAlong && own > widest) widest = own;
     if (count >= kMany) {
       const int64_t each = ((count + threads - 1) / threads + kBlock - 1) / kBlock * kBlock;
       for (const Part part : parts(0, count, each < kTile ? each : kTile)) tiles.push_back({s, 0, part});
