@@ -9,7 +9,8 @@ def replace_file(path: Path, parts: Iterable[bytes], *, mode: int = 0o600) -> No
     """Puts `parts` in the place of what `path` was, if anything. Once it returns, a loss of power changes nothing.
 
     Raises:
-        OSError: it cannot be written; what was there before is there still.
+        OSError: it cannot be written. What was there before is there still, but for a directory that cannot be made
+            durable: then the new one may be there or not.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)

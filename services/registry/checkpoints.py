@@ -42,7 +42,7 @@ class Issued:
 
 
 class Checkpoints:
-    """Issues checkpoints, each newer than the one before, and tells the hub of them. Belongs to one event loop."""
+    """Issues checkpoints, by a clock that may be set either way, and tells the hub. Belongs to one event loop."""
 
     def __init__(
         self, database: Database, key: Signer, hub: EpochHub, clock: Clock, *, life_s: int, interval_s: float
