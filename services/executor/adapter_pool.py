@@ -52,7 +52,8 @@ class _Resident:
 
 
 def may_keep(residents: Iterable[Residency], revision_id: str, *, pages: int, page_count: int) -> bool:
-    """Return whether rollouts may keep a revision of so many pages: it is kept, or there is room in their part."""
+    """Return whether rollouts may keep a revision of so many pages: it is kept, or will be when it is loaded, or there
+    is room in their part."""
     known = {r.revision_id: r for r in residents}
     if revision_id in known:
         return known[revision_id].pinned
@@ -94,7 +95,7 @@ class AdapterPool:
         self._lease_owner: dict[int, str] = {}
         self._next_lease = 1
         self._refused: set[str] = set()
-        self._wanted: tuple[str, ...] = ()
+        self._wanted: frozenset[str] = frozenset()
         self._shares = Shares()
         self._now = 0.0
         self._evicted_at: dict[str, float] = {}
@@ -270,16 +271,15 @@ class AdapterPool:
 
     def keep(self, revisions: Iterable[str]) -> None:
         """Keep these revisions from eviction while they are here, and no others."""
-        self._wanted = tuple(revisions)
+        self._wanted = frozenset(revisions)
 
     def kept(self) -> frozenset[str]:
-        """Return those of them that are here and fit the part of the pool that may be kept so. Who came first stays."""
+        """Return those of them that are here, or on their way, and fit the part of the pool that may be kept so. Who
+        got its pages first stays."""
         room, kept = self.page_count // KEPT_PART, set()
-        residents = {key: r for key in self._wanted if (r := self._residents.get(key)) is not None}
-        here = [(r.loaded_at, key, len(r.pages)) for key, r in residents.items() if r.state is not Berth.LOADING]
-        for _, key, pages in sorted(here):
-            if pages <= room:
-                room -= pages
+        for key, resident in self._residents.items():
+            if key in self._wanted and len(resident.pages) <= room:
+                room -= len(resident.pages)
                 kept.add(key)
         return frozenset(kept)
 

@@ -16,6 +16,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.shared.residency import SPARE
+
 
 class EvictionPolicy(Protocol):
     """The port."""
@@ -33,13 +35,17 @@ class EvictionPolicy(Protocol):
 class Lru:
     """Least recently used: the baseline."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembered: int = 8192) -> None:
+        self._remembered = remembered
         self._uses = 0
-        self._last: dict[str, int] = {}
+        self._last: OrderedDict[str, int] = OrderedDict()
 
     def used(self, key: str, *, size_bytes: int, cost_ms: float) -> None:
         self._uses += 1
         self._last[key] = self._uses
+        self._last.move_to_end(key)
+        while len(self._last) > self._remembered:
+            self._last.popitem(last=False)
 
     def worth(self, key: str) -> float:
         return self._last.get(key, 0)
@@ -89,10 +95,8 @@ def make_policy(name: str) -> EvictionPolicy:
     raise ValueError(f"unknown eviction policy {name!r}; known: gdsf-d, lru")
 
 
-# What a tenant may hold beyond its part before its revisions are worth less: one in so many of all pages. Without it,
+# By how much the revisions of a tenant are worth less that holds more than its part and what is spare. Without that,
 # tenants whose revisions are popular lose them to those whose are not.
-SPARE = 4
-# By how much they are worth less then.
 DISCOUNT = 4.0
 
 
@@ -111,9 +115,10 @@ class Shares:
     A tenant is active while it used the device within `active_s` seconds.
 
     The floor: each active tenant keeps its last used revision, as long as those together take no more than half of the
-    pool and leave room for the newcomer; with more tenants than that, nobody has a floor. The cap: what a tenant holds
-    is worth less while that is more than its part and a quarter of the pool, and goes first when the newcomer was
-    evicted a moment ago. Who needs the room counts as holding it.
+    pool; with more tenants than that, nobody has a floor. Where the newcomer would not fit beside them and what cannot
+    go at all (leased, loading, kept by rollouts), floors give way, the longest unused first, until it does. The cap:
+    what a tenant holds is worth less while that is more than its part and a quarter of the pool, and goes first when
+    the newcomer was evicted a moment ago. Who needs the room counts as holding it.
     """
 
     def __init__(self, *, active_s: float = 60.0) -> None:
@@ -135,9 +140,12 @@ class Shares:
         """Return by what to multiply the worth of each idle revision that may go for `need` pages of `newcomer`. What
         is not there is protected. `returns` says that the newcomer's revision was evicted a moment ago."""
         active = {*self._seen, newcomer}
-        kept = self._floors(held, active, newcomer=newcomer)
-        if sum(held[key].pages for key in kept) > min(page_count // 2, page_count - need):
-            kept = set()
+        floors = self._floors(held, active, newcomer=newcomer)
+        if sum(held[key].pages for key in floors) > page_count // 2:
+            floors = set()
+        may_go = frozenset(idle)
+        room = page_count - need - sum(holding.pages for key, holding in held.items() if key not in may_go)
+        kept = _newest(floors & may_go, held, room=room)
         most = page_count / len(active) + page_count // SPARE
         pages: dict[str, int] = {newcomer: need}
         for holding in held.values():
@@ -157,3 +165,14 @@ class Shares:
             ):
                 last[holding.tenant] = key
         return set(last.values())
+
+
+def _newest(floors: Collection[str], held: Mapping[str, Holding], *, room: int) -> set[str]:
+    """Return the last used of these that together fit `room`."""
+    kept = set()
+    for key in sorted(floors, key=lambda key: (-held[key].used_at, key)):
+        room -= held[key].pages
+        if room < 0:
+            break
+        kept.add(key)
+    return kept

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.router.working_set import WorkingSet
-from services.shared.residency import Notice, Resident
+from services.shared.residency import SPARE, Notice, Resident
 
 # At most one in so many of an executor's places is kept free for tenants that used them of late, from a tenant that has
 # twice its part or more; from one that has little more than its part, accordingly fewer.
@@ -22,9 +22,6 @@ MAX_AHEAD = 1024
 # Loads that this router has under way on one executor at a time, in all and of a tenant that is not alone there: a link
 # serves one after the other, and what waits here can still be overtaken by a tenant that has used less.
 MAX_LOADS, MAX_OWN_LOADS = 2, 1
-# What a tenant may use beyond its part of a pool before it takes turns: one in so many of all pages, as the executor's
-# own pool has it.
-SPARE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,9 @@ KEY_PREFIX = "loraport:residency:"
 TTL_S = 10
 REPORT_EVERY_S = 2.0
 MAX_NOTICE_BYTES = 4 << 20
+# What a tenant may hold of a pool beyond its part: one in so many of all pages. With more, the executor's pool lets its
+# revisions go sooner, and the router has its loads come in turns.
+SPARE = 4
 
 
 @dataclass(frozen=True, slots=True)

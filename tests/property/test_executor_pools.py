@@ -102,3 +102,48 @@ def test_leased_pages_never_change_owner_and_no_page_is_lost(steps, policy) -> N
     story.pool.check()
     assert story.pool.free_pages == 6
     assert story.pool.residents() == ()
+
+
+residents = st.lists(
+    # Tenant, rank, and whether it is leased, kept by a rollout, loading still.
+    st.tuples(st.integers(0, 5), st.integers(1, 64), st.sampled_from(["idle", "idle", "leased", "kept", "loading"])),
+    max_size=12,
+)
+
+
+@settings(max_examples=300)
+@given(residents, st.integers(1, 256), st.integers(0, 6), st.sampled_from(["lru", "gdsf-d"]), st.booleans())
+def test_a_newcomer_that_fits_beside_what_cannot_go_gets_room(held, rank, tenant, policy, returns) -> None:
+    pool = AdapterPool(32, page_rows=8, page_bytes=10, policy=make_policy(policy))
+    newcomer = "new"
+    if returns:
+        # It was here, and left for something else a moment ago.
+        for key in (newcomer, "whole"):
+            while pool.reserve(key, rank=rank if key == newcomer else 256, tenant="other") is None:
+                pool.scrubbed(pool.take_dirty())
+            pool.ready(key, now=0.0, load_ms=5.0)
+        pool.drain("whole")
+        pool.scrubbed(pool.take_dirty())
+    kept = []
+    for number, (owner, wide, fate) in enumerate(held):
+        key = f"r{number}"
+        if pool.free_pages < pool.pages_for(wide):
+            continue
+        pool.reserve(key, rank=wide, tenant=f"t{owner}")
+        if fate == "loading":
+            continue
+        pool.ready(key, now=float(number), load_ms=5.0)
+        lease = pool.lease(key, now=float(number))
+        if fate != "leased":
+            pool.release(lease)
+        kept += [key] if fate == "kept" else []
+    pool.keep(kept)
+    stuck = {r.revision_id for r in pool.residents() if r.leases or r.pinned or r.state is Berth.LOADING}
+    fits = pool.pages_for(rank) + sum(len(pool.pages(key)) for key in stuck) <= pool.page_count
+    pages = pool.reserve(newcomer, rank=rank, tenant=f"t{tenant}")
+    if pages is None:
+        pool.scrubbed(pool.take_dirty())
+        pages = pool.reserve(newcomer, rank=rank, tenant=f"t{tenant}")
+    assert (pages is not None) == fits
+    assert stuck <= {r.revision_id for r in pool.residents()}
+    pool.check()

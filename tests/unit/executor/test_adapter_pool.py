@@ -1,6 +1,6 @@
 import pytest
 
-from services.executor.adapter_pool import AdapterPool, Berth
+from services.executor.adapter_pool import AdapterPool, Berth, may_keep
 from services.executor.eviction import EvictionPolicy, GdsfD, Lru, make_policy
 from services.executor.request import RefusalReason, Refused
 
@@ -103,6 +103,33 @@ def test_what_rollouts_need_is_not_evicted_as_far_as_it_fits_half_of_the_pool() 
     assert pool.evictions > before
 
 
+def test_what_rollouts_need_counts_once_while_it_is_loaded_as_afterwards() -> None:
+    pool = make(8)
+    pool.keep(["a", "b"])
+    pool.reserve("a", rank=3 * pool.page_rows)
+
+    def may(key: str, pages: int) -> bool:
+        return may_keep(pool.residents(), key, pages=pages, page_count=pool.page_count)
+
+    for _ in range(2):
+        assert may("a", 3)
+        assert may("b", 1)
+        assert not may("b", 2)
+        if pool.state("a") is Berth.LOADING:
+            pool.ready("a", now=0.0, load_ms=1.0)
+
+
+def test_what_rollouts_need_and_cannot_be_kept_is_refused_while_it_is_loaded() -> None:
+    pool = make(8)
+    pool.keep(["b", "a"])
+    for key in "ab":
+        pool.reserve(key, rank=3 * pool.page_rows)
+    pool.ready("b", now=0.0, load_ms=1.0)
+    # Who got its pages first stays, whichever is loaded first.
+    assert pool.kept() == {"a"}
+    assert not may_keep(pool.residents(), "b", pages=3, page_count=8)
+
+
 def test_what_never_fits_and_what_was_revoked_is_refused() -> None:
     pool = make()
     with pytest.raises(Refused) as big:
@@ -138,6 +165,14 @@ def test_lru_evicts_the_least_recently_used() -> None:
         policy.used(key, size_bytes=1, cost_ms=1.0)
     assert least(policy, "acb") == "b"
     assert least(policy, "ac") == "c"
+
+
+@pytest.mark.parametrize("policy", [Lru(remembered=10), GdsfD(remembered=10)])
+def test_policies_remember_so_many_the_last_used_of_all(policy: EvictionPolicy) -> None:
+    for number in range(100):
+        policy.used(str(number), size_bytes=2**20, cost_ms=1.0)
+        policy.used("0", size_bytes=2**20, cost_ms=1.0)
+    assert [key for key in range(100) if policy.worth(str(key))] == [0, *range(91, 100)]
 
 
 def test_gdsf_d_weighs_frequency_cost_and_size() -> None:

@@ -104,6 +104,20 @@ def test_with_too_many_tenants_worth_alone_decides() -> None:
     assert all(here(shared, f"{tenant}/only") for tenant in "abc")
 
 
+def test_floors_beside_what_rollouts_keep_leave_room_for_a_newcomer() -> None:
+    shared = pool(32)
+    shared.keep([f"roll/{number}" for number in range(4)])
+    for number in range(4):
+        use(shared, "roll", str(number), now=0.0, rank=32)
+    for number in range(4):
+        use(shared, f"t{number}", "only", now=100.0 + number, rank=32)
+    assert use(shared, "fifth", "only", now=105.0, rank=32)
+    # The floor that was not used for longest gave way, and no other.
+    assert not here(shared, "t0/only")
+    assert all(here(shared, f"t{number}/only") for number in range(1, 4))
+    assert all(here(shared, f"roll/{number}") for number in range(4))
+
+
 def test_a_revision_that_needs_most_of_the_pool_is_not_kept_out_by_floors() -> None:
     shared = pool()
     for tenant in ("a", "b"):
