@@ -66,8 +66,8 @@ class Standing:
 class Registry(Protocol):
     """What this executor knows of revisions."""
 
-    async def standing(self, revision_id: str) -> Standing:
-        """Return the standing of an ACTIVE revision.
+    async def standing(self, revision_id: str, tenant: str = "") -> Standing:
+        """Return the standing of an ACTIVE revision, as new as it must be to say whether it serves `tenant`.
 
         Raises:
             LoraportError: REVISION_NOT_ACTIVE; RECORD_NOT_LOGGED; REGISTRY_UNAVAILABLE when it is not known here, or

@@ -81,10 +81,10 @@ class RegistryClient:
         """Checks for `loraport doctor`."""
         return {"catalog": catalog_synced(self._catalog), "checkpoint": checkpoint(self._keeper, clock)}
 
-    async def standing(self, revision_id: str) -> Standing:
+    async def standing(self, revision_id: str, tenant: str = "") -> Standing:
         self._keeper.require_alive()
         item = self._catalog.view.revisions.get(revision_id)
-        if item is None or item.state != "ACTIVE":
+        if item is None or item.state != "ACTIVE" or tenant not in ("", item.tenant, *item.shared_tenants):
             fresh = await self._catalog.catch_up(CATCH_UP_S) and await self._catalog.wait_synced(CATCH_UP_S)
             if not fresh:
                 raise LoraportError("REGISTRY_UNAVAILABLE", retry_after_s=1.0)

@@ -93,9 +93,10 @@ class ExecutorServicer(ExecutorServiceServicer):
         if ticket.base_id != self._identity.base_id:
             raise LoraportError("WRONG_BASE", "the ticket is for another base model")
         if request.revision_id:
-            standing = await self._registry.standing(_revision_id(request.revision_id))
+            standing = await self._registry.standing(_revision_id(request.revision_id), ticket.tenant)
             if not standing.serves(ticket.tenant):
-                raise LoraportError("INVALID_TICKET", "the revision is not one of the ticket's tenant")
+                # The router may know of a share that is no more; its ticket is good all the same.
+                raise LoraportError("REVISION_NOT_ACTIVE", "the revision is not one of the ticket's tenant")
             if standing.record.base_id != self._identity.base_id:
                 raise LoraportError("WRONG_BASE")
         return ticket

@@ -47,7 +47,7 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
         return pb.ListQueuesResponse(
             queues=[
                 pb.TenantQueue(
-                    tenant=names.tenant_name(state.tenant),
+                    tenant=_account_name(state.tenant),
                     queued_count=state.queued,
                     running_count=state.running,
                     oldest_wait_ms=state.oldest_wait_s * 1000,
@@ -70,11 +70,12 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
                     elsewhere_ms=account.elsewhere,
                 )
                 for tenant, account in sorted(self._dispatch.ledger.accounts.items())
+                if not _is_rollout(tenant)
             ],
             bound_ms=self._dispatch.ledger.bound_ms(running=self._max_running),
             admissions=[
                 pb.Admission(
-                    tenant=names.tenant_name(story.tenant),
+                    tenant=_account_name(story.tenant),
                     revision_id=story.revision_id,
                     executor=story.executor,
                     wait_ms=story.waited_s * 1000,
@@ -137,14 +138,23 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
         )
 
     def _wish(self, request: pb.ExplainPlacementRequest) -> Wish:
+        view, now = self._catalog.view, self._clock.monotonic()
         if not request.revision_id:
-            return Wish(names.parse_base_model(request.base_model, "base_model"), "", 0)
-        item = self._catalog.view.revisions.get(request.revision_id)
+            return Wish(names.parse_base_model(request.base_model, "base_model"), "", 0, now=now)
+        item = view.revisions.get(request.revision_id)
         if item is None:
             raise not_found()
-        replicas = self._dispatch.popularity.replicas(item.revision_id, self._clock.monotonic())
-        mib = item.size_bytes / 2**20
-        return Wish(item.base_model, item.revision_id, item.max_rank, tenant=item.tenant, mib=mib, replicas=replicas)
+        owner = view.tenants.get(item.tenant)
+        return Wish(
+            item.base_model,
+            item.revision_id,
+            item.max_rank,
+            tenant=item.tenant,
+            weight=owner.weight if owner is not None else 1.0,
+            mib=item.size_bytes / 2**20,
+            replicas=self._dispatch.popularity.replicas(item.revision_id, now),
+            now=now,
+        )
 
     def _residency(self, executor: ExecutorView) -> pb.ExecutorResidency:
         report, time = executor.report, Timestamp()
@@ -172,3 +182,12 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
             lease_count=held.lease_count,
             state=held.state,
         )
+
+
+def _is_rollout(account: str) -> bool:
+    """Rollouts pay for their probes and copies from accounts of their own, under their resource names."""
+    return "/" in account
+
+
+def _account_name(account: str) -> str:
+    return account if _is_rollout(account) else names.tenant_name(account)

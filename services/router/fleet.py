@@ -1,7 +1,7 @@
 """Asks every executor for its state, reads the notice board, and keeps `members.py` up to date.
 
 An executor serves while it answers. A refused connection takes it out at once, silence after a few polls; the next
-good answer brings it back.
+good answer brings it back. That it takes no tickets is its own fault only once it has refused several tenants in a row.
 """
 
 import asyncio
@@ -23,12 +23,15 @@ log = structlog.get_logger()
 STATE_TIMEOUT_S = 2.0
 # An executor that is only busy may miss polls; one that refuses the connection is gone.
 SILENT_POLLS = 3
+# Whose tickets an executor refuses in a row, before it is taken out for everybody.
+REFUSED_TENANTS = 2
 
 
 class Fleet:
     """See the module's text. `base_id` returns the id that the catalog gives a base model, empty when unknown.
 
-    `on_lost` is told of an executor that goes away: its name, its process's epoch, the revisions of its requests.
+    `on_lost` is told of an executor that goes away: its name, its process's epoch, the revisions of its requests;
+    `on_answered` of every answer to a poll: the name, the epoch, whether it says that it has FAILED.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Fleet:
         clock: Clock,
         on_restart: Callable[[str], None] = lambda name: None,
         on_lost: Callable[[str, int, Collection[str]], None] = lambda name, epoch, on_board: None,
+        on_answered: Callable[[str, int, bool], None] = lambda name, epoch, failed: None,
     ) -> None:
         self.members = members
         self._ports = dict(ports)
@@ -53,7 +57,11 @@ class Fleet:
         self._clock = clock
         self._on_restart = on_restart
         self._on_lost = on_lost
+        self._on_answered = on_answered
         self._silent = dict.fromkeys(self._ports, 0)
+        # How often each has gone away. And tenants whose tickets an executor has refused since it last took one.
+        self._lost = dict.fromkeys(self._ports, 0)
+        self._refused: dict[str, set[str]] = {name: set() for name in self._ports}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -82,7 +90,23 @@ class Fleet:
 
     def note_failure(self, name: str, why: str) -> None:
         """Takes an executor out until it answers a poll."""
-        self._set_fault(name, f"failed a request: {why}", lost=why != "DRAINING")
+        self._set_fault(name, f"failed a request: {why}", lost=why == "EXECUTOR_UNAVAILABLE")
+
+    def note_ticket(self, name: str, tenant: str, *, taken: bool) -> None:
+        """Takes an executor out until it answers a poll if it takes nobody's tickets. One tenant is no evidence."""
+        refused = self._refused[name]
+        if taken:
+            refused.clear()
+            return
+        refused.add(tenant)
+        if len(refused) >= REFUSED_TENANTS:
+            refused.clear()
+            self.note_failure(name, "INVALID_TICKET")
+
+    @property
+    def answering(self) -> bool:
+        """Whether any executor answered its last poll: if none did, it is this router that is cut off."""
+        return not all(self._silent.values())
 
     def set_drained(self, name: str, drained: bool) -> ExecutorView:
         """Stops or resumes sending to an executor.
@@ -98,6 +122,7 @@ class Fleet:
 
     async def poll_once(self, name: str) -> None:
         """Asks one executor for its state."""
+        lost = self._lost[name]
         try:
             state = await self._ports[name].state(STATE_TIMEOUT_S)
         except LoraportError as error:
@@ -119,10 +144,13 @@ class Fleet:
             self._set_fault(name, "serves another base model" if expected else "its base model is not registered")
         else:
             self._set_fault(name, "")
+        if lost == self._lost[name]:  # else it may have answered before it went away
+            self._on_answered(name, report.epoch, state.state == "FAILED")
 
     def _set_fault(self, name: str, fault: str, *, lost: bool = False) -> None:
         """`lost`: it did not end as it was asked to. What it worked for is in the books still."""
         if fault and lost and not self.members.fault(name):
+            self._lost[name] += 1
             self._on_lost(name, self.members.epoch(name), self.members.executor(name).expected)
         if self.members.set_fault(name, fault):
             log.warning("executor out", executor=name, why=fault) if fault else log.info("executor in", executor=name)

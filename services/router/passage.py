@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 # The executor itself is gone or going; any other reason for UNAVAILABLE is that of an executor that serves.
 _GONE = ("EXECUTOR_UNAVAILABLE", "DRAINING")
-# It takes nobody's ticket: its clock is off, or its trust is old. Another executor's need not be.
-_ASTRAY = ("INVALID_TICKET",)
+# It does not take this ticket. Its clock may be off, or its trust old; another executor's need not be.
+_ASTRAY = "INVALID_TICKET"
 # Reasons of an executor that mean something to the caller; any other is a fault between the services.
 _FOR_THE_CALLER = frozenset(
     {
@@ -96,7 +96,7 @@ class Passage:
                 return await attempt(grant.executor, queue_ms)
         except LoraportError as error:
             failed = grant.executor
-            if error.code != Code.UNAVAILABLE and error.reason not in _ASTRAY:
+            if error.code != Code.UNAVAILABLE and error.reason != _ASTRAY:
                 raise
             self.note_unavailable(error)
             if error.reason == "EXECUTOR_UNAVAILABLE" and self._parts.losses.on_trial(self._job.revision_id):
@@ -117,6 +117,7 @@ class Passage:
     def begun(self, load_ms: float) -> None:
         """The executor has begun; `load_ms` is what it spent on bringing the revision."""
         if self._grant is not None:
+            self._parts.fleet.note_ticket(self._grant.executor, self._job.tenant, taken=True)
             self._grant.begun(load_ms, now=self._parts.clock.monotonic())
 
     def decoded(self, tokens: int) -> None:
@@ -171,10 +172,15 @@ class Passage:
             raise LoraportError("INTERNAL", "the executor began with other weights than were asked for")
 
     def note_unavailable(self, error: LoraportError) -> None:
-        """Takes the executor out of the fleet until it answers again, if it is gone, going or astray."""
-        if self._grant is not None and error.reason in (*_GONE, *_ASTRAY):
-            executor = self._grant.executor
-            log.info("executor unavailable", executor=executor, reason=error.reason)
+        """Takes the executor out of the fleet until it answers again, if it is gone or going. A ticket that it did not
+        take is noted."""
+        if self._grant is None or error.reason not in (*_GONE, _ASTRAY):
+            return
+        executor = self._grant.executor
+        log.info("executor unavailable", executor=executor, reason=error.reason)
+        if error.reason == _ASTRAY:
+            self._parts.fleet.note_ticket(executor, self._job.tenant, taken=False)
+        else:
             self._parts.fleet.note_failure(executor, error.reason)
 
     def for_the_caller(self, error: LoraportError) -> LoraportError:

@@ -237,7 +237,8 @@ class RolloutAgent:
             await self._tell_once()
 
     async def _tell_losses(self) -> None:
-        for loss in self._parts.losses.untold():
+        now, answering = self._parts.clock.monotonic(), self._parts.fleet.answering
+        for loss in self._parts.losses.untold(now, answering=answering):
             try:
                 await self._parts.desk.lost(loss)
             except LoraportError as error:

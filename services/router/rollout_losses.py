@@ -4,8 +4,12 @@
 
 An executor that goes away says who was on board, not who it was. So it is told, and the registry decides: it takes the
 share back after the first loss and rolls back after the second. Until its word has come, nothing more goes to that
-revision here. No request of a revision that is on trial is tried on a second executor, and until one has had its first
-token they go one by one: so what kills whatever computes it takes down one executor.
+revision here. It is told once it is certain: when another process answers in its place, when it says itself that it has
+failed, or when it has stayed out for `SURE_S` while others answered. If the same process answers again, there was no
+loss; it was the way there that failed.
+
+No request of a revision that is on trial is tried on a second executor, and until one has had its first token they go
+one by one: so what kills whatever computes it takes down one executor.
 """
 
 import asyncio
@@ -19,6 +23,8 @@ from services.shared.errors import LoraportError
 
 # How long a revision is suspected once the registry has been told and makes no move.
 SUSPECT_S = 30.0
+# How long an executor stays out before its process is taken for lost.
+SURE_S = 10.0
 # How long a request waits for the first one of its revision, which may wait itself.
 ALONE_S = 5.0
 
@@ -28,8 +34,8 @@ ON_TRIAL = "the executor went away with a revision that is on trial; ask again"
 
 @dataclass(slots=True)
 class Loss:
-    """One executor's process that went away in one rollout; `told` is when the registry took it, None before that.
-    Times in seconds on the caller's monotonic clock."""
+    """One executor's process that went away in one rollout; `told` is when the registry took it, None before that;
+    `since` is from when on it stayed out while others answered. Times in seconds on the caller's monotonic clock."""
 
     rollout: str
     revision_id: str
@@ -37,6 +43,8 @@ class Loss:
     epoch: int
     generation: int
     told: float | None = None
+    since: float | None = None
+    certain: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +53,8 @@ class Losses:
 
     _rollouts: dict[str, RolloutItem] = field(default_factory=dict)
     _losses: dict[tuple[str, str, int], Loss] = field(default_factory=dict)
+    # How many losses each revision on trial has had, those that were none included.
+    _counts: Counter[str] = field(default_factory=Counter)
     # What is done for rollouts themselves: (executor, revision) → how often.
     _aboard: Counter[tuple[str, str]] = field(default_factory=Counter)
     # Revisions on trial that have had a first token, and the turns of those that have not.
@@ -57,6 +67,7 @@ class Losses:
         self._losses = {key: loss for key, loss in self._losses.items() if key[0] in self._rollouts}
         tried = {item.to_revision_id for item in self._rollouts.values()}
         self._proven &= tried
+        self._counts = Counter({key: count for key, count in self._counts.items() if key in tried})
         self._turns = {key: lock for key, lock in self._turns.items() if key in tried}
 
     @contextmanager
@@ -77,10 +88,29 @@ class Losses:
             if key not in self._losses and (revision in on_board or self._aboard[executor, revision]):
                 self._losses[key] = Loss(item.name, revision, executor, epoch, item.generation)
                 self._proven.discard(revision)
+                self._counts[revision] += 1
 
-    def untold(self) -> list[Loss]:
-        """Returns what the registry has not taken yet."""
-        return [loss for loss in self._losses.values() if loss.told is None]
+    def answered(self, executor: str, epoch: int, failed: bool) -> None:
+        """An executor's process has answered, which says what has become of the one that was lost."""
+        for key, loss in list(self._losses.items()):
+            if loss.executor != executor or loss.told is not None:
+                continue
+            if loss.epoch == epoch and not failed:
+                del self._losses[key]
+            else:
+                loss.certain = True
+
+    def untold(self, now: float, *, answering: bool) -> list[Loss]:
+        """Returns what is certain and the registry has not taken yet. `answering`: some executor answers; while none
+        does, no time counts."""
+        untold = [loss for loss in self._losses.values() if loss.told is None]
+        for loss in untold:
+            if not answering:
+                loss.since = None
+            elif loss.since is None:
+                loss.since = now
+            loss.certain = loss.certain or (loss.since is not None and now - loss.since >= SURE_S)
+        return [loss for loss in untold if loss.certain]
 
     def on_trial(self, revision_id: str) -> bool:
         """Says whether a rollout tries this revision."""
@@ -96,7 +126,7 @@ class Losses:
         if revision_id in self._proven or not self._unproven(revision_id):
             yield
             return
-        turn, known = self._turns.setdefault(revision_id, asyncio.Lock()), len(self._losses)
+        turn, known = self._turns.setdefault(revision_id, asyncio.Lock()), self._counts[revision_id]
         taken = False
         try:
             async with asyncio.timeout(ALONE_S):
@@ -104,7 +134,7 @@ class Losses:
         except TimeoutError:
             pass  # It goes all the same: a first one that waits in a queue must not keep everybody waiting.
         try:
-            if len(self._losses) > known and revision_id not in self._proven:
+            if self._counts[revision_id] > known and revision_id not in self._proven:
                 raise LoraportError("EXECUTOR_UNAVAILABLE", ON_TRIAL, retry_after_s=1.0)
             if revision_id in self._proven and taken:
                 turn.release()

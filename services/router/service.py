@@ -145,6 +145,7 @@ class RouterService:
             clock=self._clock,
             on_restart=dispatch.locality.lost,
             on_lost=losses.lost,
+            on_answered=losses.answered,
         )
 
     def _make_door(self, trust: TrustStore, conversations: Conversations, losses: Losses) -> Door:

@@ -72,6 +72,7 @@ REASONS = MappingProxyType(
         "TENANT_EXISTS": (Code.ALREADY_EXISTS, "The tenant exists."),
         "SIGNER_EXISTS": (Code.ALREADY_EXISTS, "The signer's id or key is in use."),
         "BASE_MODEL_EXISTS": (Code.ALREADY_EXISTS, "The name is taken by a base model of other digests."),
+        "REQUEST_EXISTS": (Code.ALREADY_EXISTS, "A request of this id is running."),
         "REVISION_EXISTS": (Code.ALREADY_EXISTS, "The same revision is registered already."),
         # what does not fit the state
         "REVISION_NOT_ACTIVE": (Code.FAILED_PRECONDITION, "The revision is not ACTIVE; approve it first."),

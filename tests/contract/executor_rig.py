@@ -56,6 +56,7 @@ class Published:
     leaf: int
     max_rank: int
     state: Any = State.STATE_ACTIVE
+    shared: tuple[str, ...] = ()
 
 
 @dataclass
@@ -143,6 +144,7 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
                         max_rank=p.max_rank,
                         record_envelope=p.record,
                         record_leaf=p.leaf,
+                        shared_tenants=p.shared,
                     )
                 )
                 for p in self.published.values()
@@ -153,6 +155,8 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
                 await self.changed.wait_for(lambda: self.epoch > seen)  # noqa: B023 - waited for at once
 
     async def GetEpoch(self, request: Any, context: Any) -> Any:
+        async with self.changed:  # what has not come yet comes now
+            self.changed.notify_all()
         return catalog.GetEpochResponse(epoch=self.epoch)
 
     async def EnsureHost(self, request: Any, context: Any) -> AsyncIterator[Any]:

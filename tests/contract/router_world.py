@@ -152,6 +152,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     trusted: dict[str, bytes]
     reply: list[int] = field(default_factory=lambda: [50, 51, 52])
     state: str = "SERVING"
+    epoch: int = 1
     resident: list[str] = field(default_factory=list)
     pause_s: float = 0.0
     load_ms: float = 0.0
@@ -170,7 +171,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     async def State(self, request, context) -> epb.StateResponse:
         revisions = [epb.DeviceRevision(revision_id=r, state="READY", size_bytes=7) for r in self.resident]
         return epb.StateResponse(
-            executor=self.name, base_id=self.base_id, base_model="baseModels/tiny", epoch=1, sequence=1,
+            executor=self.name, base_id=self.base_id, base_model="baseModels/tiny", epoch=self.epoch, sequence=1,
             state=self.state, revisions=revisions, max_rank=self.max_rank, max_context_tokens=CONTEXT,
         )  # fmt: skip
 

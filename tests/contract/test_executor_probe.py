@@ -67,7 +67,7 @@ async def test_the_base_and_a_revision_that_is_not_there_yet(rig: Rig, family) -
 async def test_a_ticket_opens_only_its_own_revision(rig: Rig) -> None:
     pirate = next(iter(rig.peers.published))
     assert await reason(probe(rig, pirate, ticket=rig.ticket(""))) == "INVALID_TICKET"
-    assert await reason(probe(rig, pirate, ticket=rig.ticket(pirate, tenant="globex"))) == "INVALID_TICKET"
+    assert await reason(probe(rig, pirate, ticket=rig.ticket(pirate, tenant="globex"))) == "REVISION_NOT_ACTIVE"
     assert await reason(probe(rig, "", ticket=b"")) == "INVALID_TICKET"
     assert rig.peers.served == {}
 

@@ -127,7 +127,8 @@ async def test_the_ticket_must_be_for_the_revision(rig: Rig) -> None:
     known = ids(rig)
     assert await reason(preload(rig, known["new"], ticket=rig.ticket(known["old"]))) == "INVALID_TICKET"
     assert (
-        await reason(preload(rig, known["new"], ticket=rig.ticket(known["new"], tenant="globex"))) == "INVALID_TICKET"
+        await reason(preload(rig, known["new"], ticket=rig.ticket(known["new"], tenant="globex")))
+        == "REVISION_NOT_ACTIVE"
     )
     assert await reason(preload(rig, "sha256:short")) == "INVALID_REQUEST"
     assert rig.peers.served == {}

@@ -16,6 +16,8 @@ from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.router.v1 import inference_service_pb2_grpc as stubs
 from loraport.router.v1 import router_admin_service_pb2 as apb
 from loraport.router.v1 import router_admin_service_pb2_grpc as admin_stubs
+from services.router import admin_servicer
+from services.router.placement import choose
 from tests.contract.router_world import PEPPER, SERVICE_CA, World, api_key, digest, eventually
 
 PIRATE = digest("acme/pirate/1")
@@ -207,7 +209,7 @@ async def test_listing_pages_and_their_tokens(world: World) -> None:
             await client.count_tokens("")
 
 
-async def test_the_admin_plane_shows_and_drains(world: World) -> None:
+async def test_the_admin_plane_shows_and_drains(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = world.leaf("admin/ops")
     credentials = grpc.ssl_channel_credentials(SERVICE_CA[0], key, certificate)
     async with (
@@ -227,7 +229,16 @@ async def test_the_admin_plane_shows_and_drains(world: World) -> None:
         ]
         assert fairness.bound_ms > 0
         assert not (await stub.ListQueues(apb.ListQueuesRequest(), timeout=5)).queues
+        wishes = []
+        monkeypatch.setattr(
+            admin_servicer, "choose", lambda view, wish, prices: wishes.append(wish) or choose(view, wish, prices)
+        )
+        heavy = cpb.CatalogItem(tenant=cpb.CatalogTenant(tenant="acme", weight=3.0, base_allowed=True))
+        await world.registry.put(heavy)
+        await eventually(lambda: world.router._catalog.view.tenants["acme"].weight == 3.0)
+        before = world.router._clock.monotonic()
         explained = await stub.ExplainPlacement(apb.ExplainPlacementRequest(revision_id=PIRATE), timeout=5)
+        assert (wishes[0].tenant, wishes[0].weight, wishes[0].now >= before) == ("acme", 3.0, True)
         assert (explained.executor, explained.candidates[0].reasons[-1]) == ("e0", "revision is resident: 0 ms")
         drained = await stub.DrainExecutor(apb.DrainExecutorRequest(executor="e0"), timeout=5)
         assert not drained.serving

@@ -162,7 +162,7 @@ async def test_a_waiting_request_leaves_when_its_client_does(world: World) -> No
 
 @pytest.mark.parametrize("reason", ["DRAINING", "INVALID_TICKET"])
 async def test_an_executor_that_is_gone_or_takes_no_ticket_is_replaced_before_the_first_token(
-    world: World, reason: str
+    world: World, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = await world.start_executor("e1", resident=[PIRATE])
     await world.router.stop()
@@ -174,9 +174,13 @@ async def test_an_executor_that_is_gone_or_takes_no_ticket_is_replaced_before_th
         raise LoraportError(reason, retry_after_s=1.0)
 
     second.fail_before = refuse
+    taken_out = []
+    monkeypatch.setattr(fleet, "note_failure", lambda name, why: taken_out.append((name, why)))
     async with world.client() as client:
         done = await client.generate("x", adapter="pirate")
     assert (done.executor, len(second.requests)) == ("e0", 1)
+    # One tenant's ticket says nothing of an executor.
+    assert taken_out == ([("e1", reason)] if reason == "DRAINING" else [])
 
 
 async def test_no_executor_is_unavailable_with_a_retry_delay_and_recovers(world: World) -> None:

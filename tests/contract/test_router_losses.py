@@ -4,15 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from loraport.errors import LoraportError as ClientError
 from loraport.registry.v1 import rollout_service_pb2 as rpb
-from services.router import rollout_agent
+from loraport.router.v1 import router_admin_service_pb2 as apb
+from loraport.router.v1.router_admin_service_pb2_grpc import RouterAdminServiceStub
+from services.router import rollout_agent, rollout_losses
 from services.router.rollout_probes import LOWEST_PRIORITY
 from services.shared.errors import LoraportError
 from tests.contract.rollout_stage import NAME, Stage, staged
-from tests.contract.router_world import FakeExecutor, eventually
+from tests.contract.router_world import SERVICE_CA, FakeExecutor, eventually
 
 PROMPTS = [rpb.RolloutPrompt(token_ids={"ids": [5, 6, 7]}), rpb.RolloutPrompt(token_ids={"ids": [5, 6, 7, 8]})]
 
@@ -27,22 +30,33 @@ def asked_for(executor: FakeExecutor, revision_id: str) -> int:
     return sum(ticket.revision_id == revision_id for ticket, _ in executor.requests)
 
 
+async def one_request_on_board(stage: Stage) -> tuple[asyncio.Task, str]:
+    """Begins a request of the new revision, and returns it and its executor."""
+    await stage.rollout("SPLITTING", share=10_000)
+    await eventually(lambda: {r.executor for r in stage.desk.readiness if r.ready} == {"e0", "e1"})
+    executors = stage.world.executors
+    for executor in executors.values():
+        executor.pause_s = 5.0
+    running = asyncio.create_task(stage.ask("a"))
+    await eventually(lambda: sum(e.running for e in executors.values()) == 1)
+    name = next(name for name, e in executors.items() if e.running)
+    for executor in executors.values():
+        executor.pause_s = 0.0
+    return running, name
+
+
 async def reason_of(task: asyncio.Task) -> str:
     with pytest.raises(ClientError) as caught:
         await task
     return str(caught.value.reason)
 
 
-async def test_one_request_takes_down_one_executor_and_the_next_ones_get_the_old_revision(stage: Stage) -> None:
-    await stage.rollout("SPLITTING", share=10_000)
-    await eventually(lambda: {r.executor for r in stage.desk.readiness if r.ready} == {"e0", "e1"})
-    for executor in stage.world.executors.values():
-        executor.pause_s = 5.0
-    running = asyncio.create_task(stage.ask("a"))
-    await eventually(lambda: sum(e.running for e in stage.world.executors.values()) == 1)
-    name = next(name for name, e in stage.world.executors.items() if e.running)
+async def test_one_request_takes_down_one_executor_and_the_next_ones_get_the_old_revision(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_losses, "SURE_S", 1.0)
+    running, name = await one_request_on_board(stage)
     other = stage.world.executors["e1" if name == "e0" else "e0"]
-    other.pause_s = 0.0
     stage.desk.away = True  # the registry's word does not come for a while
     await stage.world.stop_server(name)
     assert await reason_of(running) == "EXECUTOR_UNAVAILABLE"
@@ -60,6 +74,35 @@ async def test_one_request_takes_down_one_executor_and_the_next_ones_get_the_old
     await stage.rollout("SPLITTING", share=10_000)
     assert (await stage.ask("b")).revision_id == stage.new
     assert len(stage.desk.lost) == 1
+
+
+async def test_an_executor_that_is_back_as_it_was_is_no_loss_and_a_restarted_one_is(stage: Stage) -> None:
+    running, name = await one_request_on_board(stage)
+    await stage.world.stop_server(name)
+    assert await reason_of(running) == "EXECUTOR_UNAVAILABLE"
+    assert (await stage.ask("b")).revision_id == stage.old
+    await stage.world.start_executor(name)  # the very same process
+    await eventually(lambda: not stage.world.router._agent._parts.losses._losses, 20.0)
+    assert (await stage.ask("c")).revision_id == stage.new, "it is suspected no longer"
+    assert not stage.desk.lost
+    running, name = await one_request_on_board(stage)
+    await stage.world.stop_server(name)
+    assert await reason_of(running) == "EXECUTOR_UNAVAILABLE"
+    stage.world.executors[name].epoch = 2
+    await stage.world.start_executor(name)
+    await eventually(lambda: [(loss.executor, loss.lost_epoch) for loss in stage.desk.lost] == [(name, 1)], 20.0)
+
+
+async def test_a_router_that_reaches_no_executor_tells_of_none(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_losses, "SURE_S", 0.6)
+    running, name = await one_request_on_board(stage)
+    for each in ("e0", "e1"):
+        await stage.world.stop_server(each)
+    assert await reason_of(running) == "EXECUTOR_UNAVAILABLE"
+    await asyncio.sleep(1.5)
+    assert not stage.desk.lost
+    await stage.world.start_executor("e1" if name == "e0" else "e0")
+    await eventually(lambda: [loss.executor for loss in stage.desk.lost] == [name], 20.0)
 
 
 async def test_until_the_first_one_has_had_a_token_they_go_one_by_one(stage: Stage) -> None:
@@ -102,7 +145,10 @@ async def test_an_executor_that_goes_away_without_the_new_revision_is_no_loss(st
     assert (await stage.ask("b")).revision_id == stage.old
 
 
-async def test_a_probe_that_takes_an_executor_down_meets_one_of_them(stage: Stage) -> None:
+async def test_a_probe_that_takes_an_executor_down_meets_one_of_them(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_losses, "SURE_S", 0.6)
     for executor in stage.world.executors.values():
         executor.pause_s = 5.0
     await stage.rollout("PROBING", golden_prompts=PROMPTS)
@@ -143,6 +189,12 @@ async def test_a_probe_is_queued_and_paid_for_and_asks_for_no_prompt_twice(
     account = stage.world.router._admission._dispatch.ledger.accounts[NAME]
     assert account.prefill > 0
     assert account.weight < 1
+    certificate, key = stage.world.leaf("admin/operator")
+    credentials = grpc.ssl_channel_credentials(SERVICE_CA[0], key, certificate)
+    async with grpc.aio.secure_channel(f"127.0.0.1:{stage.world.router.admin_port}", credentials) as channel:
+        fairness = await RouterAdminServiceStub(channel).GetFairness(apb.GetFairnessRequest(), timeout=5)
+    assert not fairness.tenants, "a rollout is no tenant"
+    assert {admission.tenant for admission in fairness.admissions} == {NAME}
 
 
 async def test_what_an_executor_refuses_is_asked_ever_more_seldom(
