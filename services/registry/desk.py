@@ -120,7 +120,7 @@ class Desk:
             with self.database.write() as transaction:
                 digest = ""
                 if request_id:
-                    request_id = _uuid(request_id)
+                    request_id = uuid_of(request_id)
                     digest = sha256_digest(request.SerializeToString(deterministic=True))
                     first = journal.recall(
                         transaction.connection, call.principal.label, call.method, request_id, request_digest=digest
@@ -174,7 +174,8 @@ def page_of(rows: list[T], limit: int, seal: Callable[[T], Any]) -> tuple[list[T
     return rows[:limit], seal(rows[limit - 1])
 
 
-def _uuid(text: str) -> str:
+def uuid_of(text: str) -> str:
+    """Returns a request id as it is kept. Raises LoraportError (INVALID_REQUEST) for what is no UUID."""
     try:
         return str(UUID(text))
     except ValueError:

@@ -1,14 +1,22 @@
 """`SetAlias` with `now`: unjudged, but not before every executor has the revision; forced, it waits for nobody."""
 
 import asyncio
+import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from loraport.registry.v1 import adapter_service_pb2 as adapter_pb
 from loraport.registry.v1 import audit_service_pb2 as audit_pb
 from loraport.registry.v1 import rollout_service_pb2 as pb
+from services.registry.servicers.pointing import Pointing
+from services.registry.store.database import Database
+from services.registry.ticker import RolloutTicker
+from services.shared.clock import ManualClock
 from tests.contract.registry_rig import TIMEOUT, Rig, reason_of, serving, write_config
 from tests.contract.rollout_rig import ADAPTER, ALIAS, Hands, State, make_hands
 
@@ -80,6 +88,18 @@ async def test_without_a_quorum_nothing_moves_and_nothing_is_left_running(rig: R
     assert await pointed_at(hands) == hands.old
 
 
+async def test_its_request_id_is_checked_and_not_remembered_unless_it_is_forced(rig: Rig) -> None:
+    hands = await make_hands(rig)
+    assert await reason_of(set_now(hands, request_id="once")) == "INVALID_REQUEST"
+    assert await rollouts(hands) == []
+    once = str(uuid.UUID(int=1))
+    for _ in range(2):
+        assert await reason_of(set_now(hands, timeout=1.3, request_id=once)) == "QUORUM_MISSING"
+    assert len(await rollouts(hands)) == 2, "asked anew"
+    first = await set_now(hands, force=True, request_id=once)
+    assert await set_now(hands, force=True, request_id=once) == first
+
+
 async def test_force_waits_for_nobody_and_what_serves_no_more_is_not_waited_with(rig: Rig) -> None:
     hands = await make_hands(rig)
     assert (await set_now(hands, force=True)).revision_id == hands.new
@@ -89,3 +109,65 @@ async def test_force_waits_for_nobody_and_what_serves_no_more_is_not_waited_with
     back = adapter_pb.SetAliasRequest(name=ALIAS, revision_id=hands.old, now=True, reason="v2 was revoked")
     assert (await rig.adapters().SetAlias(back, timeout=TIMEOUT)).revision_id == hands.old
     assert await rollouts(hands) == []
+
+
+async def orphan(hands: Hands, monkeypatch: pytest.MonkeyPatch, *, timeout: float) -> str:
+    """A rollout whose caller's process of the registry has died: nobody is left to call it off."""
+
+    async def died(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as dead:
+        dead.setattr(Pointing, "_wait", died)
+        calling = asyncio.create_task(set_now(hands, timeout=timeout))
+        name = await running(hands)
+        calling.cancel()
+        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+            await calling
+    return name
+
+
+async def test_when_the_registry_dies_the_wait_ends_with_the_callers_deadline(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(url)
+    # The registry's own ticker is the one that died.
+    async with serving(write_config(tmp_path, database_url=url, rollout_interval_s=60.0)) as rig:
+        hands = await make_hands(rig)
+        name = await orphan(hands, monkeypatch, timeout=30.0)
+        clock = ManualClock(time.time())
+        ticker = RolloutTicker(database, clock, interval_s=1.0)
+        await hands.ready(name, "e0")
+        await asyncio.to_thread(ticker.tick)
+        assert (await hands.get(name)).state == State.STATE_PRELOADING, "its time is not over"
+        clock.advance(30.0)
+        await asyncio.to_thread(ticker.tick)
+        ended = await hands.get(name)
+        assert ended.state == State.STATE_ABORTED
+        assert "nobody waits any more" in ended.story[-1].sentence
+        assert await hands.ready(name, "e1") == State.STATE_ABORTED
+        assert await pointed_at(hands) == hands.old
+        again = asyncio.create_task(set_now(hands, timeout=60.0))
+        second = f"{ADAPTER}/rollouts/r2"
+        async with asyncio.timeout(TIMEOUT):
+            while len(await rollouts(hands)) < 2:
+                await asyncio.sleep(0.02)
+        for executor in ("e0", "e1"):
+            await hands.ready(second, executor)
+        while not again.done():
+            await asyncio.to_thread(ticker.tick)
+            await asyncio.sleep(0.02)
+        assert (await again).revision_id == hands.new
+    database.close()
+
+
+async def test_a_quorum_that_comes_after_the_callers_deadline_moves_nothing(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(write_config(tmp_path, database_url=url, rollout_interval_s=60.0)) as rig:
+        hands = await make_hands(rig)
+        name = await orphan(hands, monkeypatch, timeout=1.5)
+        await asyncio.sleep(0.6)
+        # Nobody has looked at it since; the report is what does.
+        assert [await hands.ready(name, executor) for executor in ("e0", "e1")] == [State.STATE_ABORTED] * 2
+        assert await pointed_at(hands) == hands.old

@@ -27,6 +27,7 @@ SETTINGS = st.builds(
     retention_s=st.just(60.0),
     quorum=st.integers(0, 3),
     shadow=st.sampled_from([0, 100]),
+    until_us=st.sampled_from([0, 0, 90_000_000]),
     golden=st.sampled_from([(), (Prompt("hello"),)]),
     gates=st.just(Gates(max_samples=1000)),
 )
@@ -69,6 +70,13 @@ EVIDENCE = st.builds(
 HANDS = st.none() | st.tuples(st.sampled_from(Action), st.sampled_from(["", "because"]))
 WALK = st.lists(st.tuples(EVIDENCE, st.integers(0, 120), HANDS), max_size=14)
 
+TO_JUDGE = [
+    Position(state=State.PAUSED if held else state, held=state if held else None, entered_us=0)
+    for state in (State.PRELOADING, State.PROBING, State.SHADOWING, State.SPLITTING, State.RETAINING)
+    for held in (False, True)
+    if (state, held) != (State.RETAINING, True)
+]
+
 
 def walk(
     settings: Settings, steps: list[tuple[Evidence, int, tuple[Action, str] | None]]
@@ -101,6 +109,23 @@ def test_the_alias_moves_once_forth_and_at_most_once_back(settings: Settings, st
         [],
         [(Event.FLIP, "new")],
         [(Event.FLIP, "new"), (Event.ROLLBACK, "old")],
+    )
+
+
+@FAST
+@given(SETTINGS, st.sampled_from(TO_JUDGE), EVIDENCE)
+def test_what_nobody_waits_for_any_more_is_called_off_whatever_is_known(
+    settings: Settings, position: Position, seen: Evidence
+) -> None:
+    waited = replace(settings, until_us=90_000_000)
+    move = decide(position, waited, seen, now_us=90_000_000)
+    if position.state is State.RETAINING:
+        assert move == decide(position, replace(settings, until_us=0), seen, now_us=90_000_000), "the alias has moved"
+    else:
+        assert move is not None
+        assert (move.event, move.pointing) == (Event.ABORT, "")
+    assert decide(position, waited, seen, now_us=89_999_999) == decide(
+        position, replace(settings, until_us=0), seen, now_us=89_999_999
     )
 
 

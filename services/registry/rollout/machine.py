@@ -24,6 +24,7 @@ _WAITING = frozenset({"QUORUM_MISSING", "PROBE_MISSING", "PIN_BUDGET"})
 # An executor that goes away says who was on board, not who it was: once is an accident, twice is a revision.
 MAX_LOSSES = 2
 LOST = "EXECUTOR_LOST"
+NOBODY_WAITS = "nobody waits any more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,9 @@ def decide(position: Position, settings: Settings, evidence: Evidence, *, now_us
     """Returns the next move that follows from evidence and time, None when there is none yet."""
     if position.ended:
         return None
+    if 0 < settings.until_us <= now_us and position.at is not State.RETAINING:
+        # Whoever waited may have gone with the process that waited for it: what is known now comes too late.
+        return abort(position, NOBODY_WAITS, now_us=now_us)
     verdict = verdict_on(position, settings, evidence)
     if verdict is not None and verdict.word == "FAIL":
         return roll_back(position, verdict.sentence, now_us=now_us)

@@ -46,7 +46,8 @@ class Gates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Shares are parts of ten thousand. `quorum` 0 means every executor that serves the base model."""
+    """Shares are parts of ten thousand. `quorum` 0 means every executor that serves the base model. The alias moves
+    before `until_us`, microseconds since the Unix epoch, or not at all; 0 means that nobody waits for it."""
 
     steps: tuple[int, ...] = (100, 500, 2500, 5000, WHOLE)
     min_samples: int = 200
@@ -54,6 +55,7 @@ class Settings:
     retention_s: float = 600.0
     quorum: int = 0
     shadow: int = 0
+    until_us: int = 0
     gates: Gates = field(default_factory=Gates)
     golden: tuple[Prompt, ...] = ()
     evals: tuple[Prompt, ...] = ()
@@ -117,6 +119,8 @@ def to_json(settings: Settings) -> dict[str, Any]:
     """Returns the settings as JSON values, the prompts left out."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}
     del values["golden"], values["evals"]
+    if not settings.until_us:
+        del values["until_us"]
     return values | {"steps": list(settings.steps), "gates": asdict(settings.gates)}
 
 

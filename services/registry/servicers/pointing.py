@@ -1,22 +1,23 @@
 """How an alias is set: at once where nobody is served by it; else by a rollout that judges nothing but waits for the
-quorum by digest, for as long as the caller does.
+quorum by digest, for as long as the caller does. Its settings say how long that is, so that any registry ends it then.
 """
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import Connection
 
 from loraport.registry.v1 import adapter_service_pb2 as pb
 from services.registry import catalog, moving
-from services.registry.desk import Desk, Note
+from services.registry.desk import Desk, Note, uuid_of
 from services.registry.lifecycle import State as Standing
 from services.registry.ports import Randomness
 from services.registry.records import RevisionRow, RolloutRow
 from services.registry.rollout import machine
 from services.registry.rollout.control import printable
-from services.registry.rollout.settings import WHOLE, Settings
+from services.registry.rollout.settings import DAY_S, WHOLE, Settings
 from services.registry.rollout.states import State
 from services.registry.servicers import convert
 from services.registry.starting import new_rollout
@@ -52,6 +53,8 @@ class Pointing:
 
         def work(transaction: Transaction, note: Note) -> pb.Alias:
             nonlocal started
+            if request.request_id:
+                uuid_of(request.request_id)
             name, alias = parse_alias(request.name)
             adapter = adapters.require_adapter(transaction.connection, name)
             target = revisions.find_current(transaction.connection, request.revision_id)
@@ -63,7 +66,7 @@ class Pointing:
                 moving.require_free(transaction, adapter.adapter_id, alias)
                 live = existing is not None and not existing.removed
                 if live and not request.force and _serves(transaction.connection, existing and existing.revision_id):
-                    started = self._begin(transaction, request, target, actor)
+                    started = self._begin(transaction, request, target, actor, remaining_s())
                 else:
                     existing = adapters.put_alias(transaction, adapter, alias, target, self._desk.now_us())
             assert existing is not None
@@ -81,17 +84,19 @@ class Pointing:
         return answer if started is None else await self._wait(started, request, remaining_s)
 
     def _begin(
-        self, transaction: Transaction, request: pb.SetAliasRequest, target: RevisionRow, actor: str
+        self, transaction: Transaction, request: pb.SetAliasRequest, target: RevisionRow, actor: str, remaining_s: float
     ) -> RolloutRow:
         name, alias = parse_alias(request.name)
+        now_us = self._desk.now_us()
+        waits_s = min(max(remaining_s - MARGIN_S, 0.0), DAY_S)
         row = new_rollout(
             transaction.connection,
             name,
             alias=alias,
             to=target.revision_id,
-            settings=HASTE,
+            settings=replace(HASTE, until_us=now_us + int(waits_s * 1_000_000)),
             salt=bytes.fromhex(self._randomness.text(SALT, 32)),
-            now_us=self._desk.now_us(),
+            now_us=now_us,
         )
         why = printable(request.reason)
         sentence = f"{alias} is to move at once from v{row.from_version} to v{row.to_version}, unjudged: {why}"
@@ -115,7 +120,7 @@ class Pointing:
         if _over(row):
             return row
         now_us = self._desk.now_us()
-        move = machine.abort(row.position, "nobody waits any more", now_us=now_us)
+        move = machine.abort(row.position, machine.NOBODY_WAITS, now_us=now_us)
         return moving.write(transaction, row, move, actor=moving.REGISTRY, now_us=now_us)
 
 
