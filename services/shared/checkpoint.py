@@ -19,6 +19,7 @@ import structlog
 from loraport.bundle.canonical import StrictJsonError, load_strict
 from loraport.log import merkle
 from loraport.log.checkpoint import (
+    MAX_SKEW_S,
     Checkpoint,
     CheckpointError,
     Floor,
@@ -247,8 +248,11 @@ class CheckpointKeeper:
         if raised != self.floor:
             await asyncio.to_thread(self._file.write, raised)
         self.floor, self.alarm = raised, ""
-        # The same log may be told again by an older envelope: how long it is good for never shrinks.
-        if self.newest is None or new.expires >= self.newest.expires or judgement is Judgement.GROWN:
+        # The same log may be told again by an older envelope: how long it is good for does not shrink then. Unless the
+        # one that is held was signed by a clock that has been set back since: it would be good for longer than it may.
+        held = self.newest
+        ahead = held is not None and held.issued > self._clock.now() + MAX_SKEW_S
+        if held is None or ahead or new.expires >= held.expires or judgement is Judgement.GROWN:
             self.newest, self.envelope = new, envelope
         return ""
 

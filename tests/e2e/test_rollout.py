@@ -50,6 +50,7 @@ def test_a_good_revision_goes_out_while_registry_and_board_die(fleet: Fleet) -> 
         fleet.kill("valkey")
         fleet.wait("SUCCEEDED")
         wait_until(lambda: flow.sent[-1].revision_id == fleet.revisions[2], within_s=20, what="the new revision")
+    fleet.stack.ok("dev", "restart", "valkey")
     check(flow, fleet, old=1, new=2)
     fleet.current = 2
     arms = {sent.arm for sent in flow.sent}

@@ -107,6 +107,18 @@ async def test_the_same_checkpoint_told_again_keeps_nothing_alive(world: World) 
     assert await world.load() == "CHECKPOINT_STALE"
 
 
+async def test_a_checkpoint_of_a_clock_that_was_set_back_is_held_no_longer_than_until_the_next(world: World) -> None:
+    right = world.clock.now()
+    world.clock.advance(3600)
+    await world.tell()
+    assert world.keeper.newest is not None
+    ahead = world.keeper.newest
+    world.clock = world.keeper._clock = ManualClock(right + 1)
+    await world.tell()
+    assert world.keeper.newest.issued == right + 1
+    assert world.keeper.newest.expires < ahead.expires
+
+
 async def test_a_log_that_grows_is_believed_once_it_is_proved(world: World) -> None:
     await world.tell()
     world.log.grow(4)
