@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -49,18 +48,13 @@ from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import Record, UploadSession, Verification, open_statement, seal
 from tests.bundle_files import config, encode, small_base, tensors, weights
 from tests.support.disks import tiny_folder as tiny_folder
+from tests.support.ports import free_port
 from tests.support.roots import write_root
 from tests.support.translog import FakeLog
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCESS, SECRET = "loraport-test", "a-secret-of-some-length"
 State = adapters.Revision.State
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from loraport.registry.v1 import base_model_service_pb2 as bases
 from loraport.registry.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from loraport.registry.v1.base_model_service_pb2_grpc import BaseModelServiceStub
 from services.loader.ports import RevisionInfo
-from services.shared import tracing
 from services.shared.catalog import RevisionItem
 from services.shared.catalog_client import CatalogClient
 from services.shared.checkpoint import CheckpointKeeper, Seen
@@ -23,7 +22,7 @@ from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.inclusion import LogClient, RecordProofs
 from services.shared.names import base_model_name
-from services.shared.rpc.status import from_rpc_error
+from services.shared.rpc.asking import ask
 
 log = structlog.get_logger()
 
@@ -112,11 +111,7 @@ class RegistryClient:
         await self._proofs.require_logged(item)
 
     async def revision(self, revision_id: str) -> RevisionInfo:
-        revision = await _answer(
-            self._adapters.GetRevision(
-                adapters.GetRevisionRequest(name=revision_id), timeout=CALL_S, metadata=tracing.outgoing()
-            )
-        )
+        revision = await _ask(self._adapters.GetRevision, adapters.GetRevisionRequest(name=revision_id))
         if revision.revision_id != revision_id:
             raise LoraportError("DIGEST_MISMATCH", "the registry answered with another revision")
         return RevisionInfo(
@@ -132,7 +127,7 @@ class RegistryClient:
         if known is not None and known.base_id in self._specs:
             return self._specs[known.base_id]
         request = bases.GetBaseModelRequest(name=base_model_name(base_model))
-        answer = await _answer(self._bases.GetBaseModel(request, timeout=CALL_S, metadata=tracing.outgoing()))
+        answer = await _ask(self._bases.GetBaseModel, request)
         try:
             spec = await asyncio.to_thread(_read_spec, answer.spec_json, answer.base_id)
         except (StrictJsonError, ValueError) as error:
@@ -145,7 +140,7 @@ class RegistryClient:
 
     async def admit(self, verification_envelope: bytes) -> str:
         request = adapters.AdmitRevisionRequest(verification_envelope=verification_envelope)
-        return _state(await _answer(self._adapters.AdmitRevision(request, timeout=CALL_S, metadata=tracing.outgoing())))
+        return _state(await _ask(self._adapters.AdmitRevision, request))
 
     async def close(self) -> None:
         if self._catalog is not None:
@@ -159,11 +154,8 @@ class RegistryClient:
         return self._catalog
 
 
-async def _answer(call: Any) -> Any:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise from_rpc_error(error, unavailable="REGISTRY_UNAVAILABLE") from None
+async def _ask(method: Any, request: Any) -> Any:
+    return await ask(method, request, timeout_s=CALL_S, unavailable="REGISTRY_UNAVAILABLE")
 
 
 def _read_spec(spec_json: bytes, identity: str) -> BaseSpec:

@@ -13,7 +13,7 @@ from services.router.observations import Batch
 from services.router.probing import ProbeResult
 from services.router.rollout_losses import Loss
 from services.shared.errors import LoraportError
-from services.shared.rpc.status import from_rpc_error
+from services.shared.rpc.asking import ask
 
 CALL_S = 5.0
 
@@ -21,7 +21,7 @@ CALL_S = 5.0
 class RolloutDesk:
     """Reports in the name of one router, whose process started at `started`, seconds since the Unix epoch.
 
-    All calls may be repeated. They raise LoraportError: ROLLOUT_NOT_FOUND, REGISTRY_UNAVAILABLE, DEADLINE_EXCEEDED.
+    All calls may be repeated. They raise LoraportError: ROLLOUT_NOT_FOUND, REGISTRY_UNAVAILABLE.
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, router: str, started: float) -> None:
@@ -43,7 +43,7 @@ class RolloutDesk:
             failure_reason=failure,
             serving_executors=serving,
         )
-        await _answer(self._stub.ReportReadiness(request, timeout=CALL_S))
+        await _ask(self._stub.ReportReadiness, request)
 
     async def lost(self, loss: Loss) -> None:
         """Reports that an executor went away with work of the new revision."""
@@ -56,7 +56,7 @@ class RolloutDesk:
             serving_executors=[loss.executor],
             lost_epoch=loss.epoch,
         )
-        await _answer(self._stub.ReportReadiness(request, timeout=CALL_S))
+        await _ask(self._stub.ReportReadiness, request)
 
     async def probed(self, rollout: str, executor: str, revision_id: str, result: ProbeResult) -> None:
         """Reports what a probe has found."""
@@ -74,7 +74,7 @@ class RolloutDesk:
             to_perplexity=result.to_perplexity,
             failure_reason=result.failure,
         )
-        await _answer(self._stub.ReportProbe(request, timeout=CALL_S))
+        await _ask(self._stub.ReportProbe, request)
 
     async def observed(self, rollout: str, batch: Batch) -> int:
         """Reports a batch; returns the highest sequence that was taken."""
@@ -107,7 +107,7 @@ class RolloutDesk:
             ],
             outcomes=outcomes.values(),
         )
-        answer = await _answer(self._stub.ReportObservations(request, timeout=CALL_S))
+        answer = await _ask(self._stub.ReportObservations, request)
         return int(answer.sequence)
 
 
@@ -115,11 +115,8 @@ def _finite(value: float) -> float:
     return value if math.isfinite(value) and value > 0 else 0.0
 
 
-async def _answer(call: Any) -> Any:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise from_rpc_error(error, unavailable="REGISTRY_UNAVAILABLE") from None
+async def _ask(method: Any, request: Any) -> Any:
+    return await ask(method, request, timeout_s=CALL_S, unavailable="REGISTRY_UNAVAILABLE")
 
 
 def is_over(error: LoraportError) -> bool:

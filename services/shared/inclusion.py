@@ -7,8 +7,8 @@ only ever grows, so what was proven once stays proven.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -19,24 +19,19 @@ from loraport.log.checkpoint import Checkpoint
 from loraport.log.leaf import Kind, LeafError, parse_leaf
 from loraport.registry.v1 import log_service_pb2 as pb
 from loraport.registry.v1.log_service_pb2_grpc import LogServiceStub
-from services.shared import tracing
 from services.shared.catalog import RevisionItem
 from services.shared.checkpoint import CheckpointKeeper
 from services.shared.errors import LoraportError
 from services.shared.names import AdapterName, revision_name
-from services.shared.rpc.status import from_rpc_error
+from services.shared.rpc.asking import ask
 
 log = structlog.get_logger()
 
 CALL_S = 5.0
 # How long a checkpoint that the registry has issued may take to arrive with the catalog and to be judged.
 ARRIVAL_S = 5.0
-# A registry that does not answer is asked once more after so long; then the load fails, and the next one asks anew.
-RETRY_S = 0.2
 # Proven records; one takes about 250 bytes.
 MAX_PROVEN = 50_000
-
-T = TypeVar("T")
 
 
 class LogPort(Protocol):
@@ -56,14 +51,12 @@ class LogClient:
         self._stub = LogServiceStub(channel)
 
     async def newest_size(self) -> int:
-        answer = await _answer(
-            self._stub.GetCheckpoint(pb.GetCheckpointRequest(), timeout=CALL_S, metadata=tracing.outgoing())
-        )
+        answer = await _ask(self._stub.GetCheckpoint, pb.GetCheckpointRequest())
         return int(answer.tree_size)
 
     async def inclusion(self, index: int, tree_size: int) -> tuple[bytes, Sequence[bytes]]:
         request = pb.GetInclusionProofRequest(leaf_index=index, tree_size=tree_size)
-        answer = await _answer(self._stub.GetInclusionProof(request, timeout=CALL_S, metadata=tracing.outgoing()))
+        answer = await _ask(self._stub.GetInclusionProof, request)
         return answer.body, tuple(answer.hashes)
 
 
@@ -119,7 +112,7 @@ class RecordProofs:
     async def _prove(self, item: RevisionItem, claim: tuple[str, int]) -> None:
         checkpoint = await self._covering(item)
         try:
-            body, proof = await _twice(lambda: self._port.inclusion(item.record_leaf, checkpoint.tree_size))
+            body, proof = await self._port.inclusion(item.record_leaf, checkpoint.tree_size)
         except LoraportError as error:
             if error.reason != "INVALID_REQUEST":
                 raise
@@ -137,7 +130,7 @@ class RecordProofs:
         if newest is not None and newest.tree_size > item.record_leaf:
             return newest
         # The record is younger than the newest checkpoint. The new one comes with the catalog, like every other.
-        size = await _twice(self._renewed)
+        size = await self._renewed()
         if size <= item.record_leaf:
             raise self._refused(item, f"the log has {size} leaves and no leaf {item.record_leaf}")
         found = await self._keeper.reach(item.record_leaf + 1, ARRIVAL_S)
@@ -171,21 +164,5 @@ class RecordProofs:
         return LoraportError("RECORD_NOT_LOGGED", f"revision {item.revision_id}: {why}")
 
 
-async def _twice(ask: Callable[[], Awaitable[T]]) -> T:
-    try:
-        return await ask()
-    except LoraportError as error:
-        if error.reason != "REGISTRY_UNAVAILABLE":
-            raise
-    await asyncio.sleep(RETRY_S)
-    return await ask()
-
-
-async def _answer(call: Awaitable[T]) -> T:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        known = from_rpc_error(error, unavailable="REGISTRY_UNAVAILABLE")
-        if known.reason == "DEADLINE_EXCEEDED":  # ours, not the caller's
-            raise LoraportError("REGISTRY_UNAVAILABLE", retry_after_s=1.0) from None
-        raise known from None
+async def _ask(method: Any, request: Any) -> Any:
+    return await ask(method, request, timeout_s=CALL_S, unavailable="REGISTRY_UNAVAILABLE")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,23 +11,12 @@ from typing import Any
 
 from loraport import Client
 from tests.compose.engine import Engine, run
+from tests.support.ports import free_ports
 
 PROJECT = "loraport-test"
 UP_S = 300.0
 # Every container that goes on running; the jobs end.
 CONTAINERS = ("database", "store", "board", "registry", "loader", "executor-0", "router")
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports of the loopback that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in sockets]
-    finally:
-        for probe in sockets:
-            probe.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tests.contract.executor_rig import Peers, Rig, collect, running
-from tests.loader_rig import ROOT, free_port
+from tests.loader_rig import ROOT
+from tests.support.ports import free_port
 from tests.support.tiny import ALL, greedy, make_adapter, make_base, prompt_of
 
 POISON = 42

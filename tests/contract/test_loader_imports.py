@@ -20,8 +20,9 @@ from loraport.types.v1 import types_pb2
 from services.loader.fetch.http import Transport
 from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import seal
-from tests.loader_rig import ACCESS, SECRET, Bundle, Rig, State, free_port, reason, running, stored, until
+from tests.loader_rig import ACCESS, SECRET, Bundle, Rig, State, reason, running, stored, until
 from tests.security.hostile import PUBLIC, QUICK, Request, Wire, World, hostile_world
+from tests.support.ports import free_port
 
 COMMIT = "c" * 40
 IMPORTS = {

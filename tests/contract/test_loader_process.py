@@ -12,7 +12,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.loader_rig import ROOT, free_port, loader_config, running
+from tests.loader_rig import ROOT, loader_config, running
+from tests.support.ports import free_port
 
 
 def start(path: Path) -> subprocess.Popen[str]:

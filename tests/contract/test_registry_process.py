@@ -14,14 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from loraport.registry.v1 import catalog_service_pb2, catalog_service_pb2_grpc
 from tests.architecture.source import ROOT
 from tests.contract.registry_rig import LEAVES, SERVICE_CA, TIMEOUT, info_of, write_config
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.support.ports import free_port
 
 
 async def test_it_serves_and_drains(tmp_path: Path) -> None:

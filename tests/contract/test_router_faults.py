@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +21,7 @@ from services.router import gauges
 from services.shared.board import WORK, Board
 from tests.contract.router_world import World, api_key, digest, eventually
 from tests.support.echo_executor import echo
+from tests.support.ports import free_port
 
 TENANTS, TOKENS = ("acme", "globex"), 6
 ROUTERS, EXECUTORS = ("r0", "r1"), ("e0", "e1")
@@ -165,12 +165,6 @@ class Fleet:
         await self.cable.stop()
         await self.board.close()
         await self.world.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture

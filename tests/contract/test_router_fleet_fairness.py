@@ -21,7 +21,7 @@ from services.router.prices import Prices
 from services.router.shared_work import slack_ms
 from tests.contract.router_world import ADMIN_CA, SERVICE_CA, FakeExecutor, World, api_key, eventually
 from tests.contract.test_router_exchange import start as start_valkey
-from tests.contract.test_router_faults import free_port
+from tests.support.ports import free_port
 
 # Who waits at which router. At the last one `acme` is alone, so it gets all that this router lets go.
 BACKLOGS = {"r0": ("acme", "globex"), "r1": ("acme", "globex"), "r2": ("acme",)}
