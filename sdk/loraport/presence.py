@@ -60,13 +60,27 @@ class PresenceClient:
     def executors(self) -> dict[str, executor_pb.StateResponse | LoraportError]:
         """Returns what each executor holds and does, or why it did not say, by name."""
         found: dict[str, executor_pb.StateResponse | LoraportError] = {}
-        for name, address in self._addresses.items():
-            stub: Any = executor_stubs.ExecutorServiceStub(self._channels[address])
+        for name in self._addresses:
             try:
-                found[name] = self._call(stub.State, executor_pb.StateRequest(), address)
+                found[name] = self.executor(name)
             except LoraportError as error:
                 found[name] = error
         return found
+
+    def executor(self, executor: str) -> executor_pb.StateResponse:
+        """Returns what one executor holds and does. Raises LoraportError, NOT_FOUND (`EXECUTOR_NOT_FOUND`) too."""
+        stub, address = self._stub(executor)
+        state: executor_pb.StateResponse = self._call(stub.State, executor_pb.StateRequest(), address)
+        return state
+
+    def drain(self, executor: str, *, undrain: bool = False) -> None:
+        """Has an executor take no further request, or take them again, whoever sends them. What runs there goes on.
+
+        Raises:
+            LoraportError: NOT_FOUND (`EXECUTOR_NOT_FOUND`), or why it was not told.
+        """
+        stub, address = self._stub(executor)
+        self._call(stub.Drain, executor_pb.DrainRequest(undrain=undrain, at_once=True), address)
 
     def inventory(self) -> loader_pb.InventoryResponse:
         """Returns what the loader holds in memory and is loading. Raises LoraportError."""
@@ -82,11 +96,7 @@ class PresenceClient:
         Raises:
             LoraportError: NOT_FOUND (`EXECUTOR_NOT_FOUND`), or the executor's refusal.
         """
-        if executor not in self._addresses:
-            names = ", ".join(sorted(self._addresses)) or "none"
-            raise NotFoundError(f"no executor {executor:.100}; there are: {names}", reason="EXECUTOR_NOT_FOUND")
-        address = self._addresses[executor]
-        stub: Any = executor_stubs.ExecutorServiceStub(self._channels[address])
+        stub, address = self._stub(executor)
         request = executor_pb.SetModeRequest(revision_id=revision_id)
         changed: executor_pb.SetModeResponse = self._call(stub.SetMode, request, address, timeout_s=MODE_TIMEOUT_S)
         return changed
@@ -113,6 +123,14 @@ class PresenceClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _stub(self, executor: str) -> tuple[Any, str]:
+        if executor not in self._addresses:
+            names = ", ".join(sorted(self._addresses)) or "none"
+            raise NotFoundError(f"no executor {executor:.100}; there are: {names}", reason="EXECUTOR_NOT_FOUND")
+        address = self._addresses[executor]
+        stub: Any = executor_stubs.ExecutorServiceStub(self._channels[address])
+        return stub, address
 
     def _call(self, method: Any, request: Any, address: str, *, timeout_s: float = TIMEOUT_S) -> Any:
         try:

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from loraport.bundle.digest import is_digest
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.executor.v1.executor_service_pb2_grpc import ExecutorServiceServicer
@@ -27,6 +29,8 @@ from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.prefix_hash import tenant_salt
 from services.shared.statements import StatementError, Ticket, TrustedKeys, open_ticket
+
+log = structlog.get_logger()
 
 # A device call is answered this long before its deadline, so that the answer still arrives.
 MARGIN_S = 0.2
@@ -275,7 +279,8 @@ class ExecutorServicer(ExecutorServiceServicer):
                 )
                 for r in state.residents
             ],
-            queued_count=state.waiting,
+            # All that was accepted and is not in the batch, also before the device thread has looked at it.
+            queued_count=max(0, state.open_requests - state.running),
             running_count=state.running,
             kv_used_block_count=state.kv_total - state.kv_free - state.kv_cached,
             kv_block_count=state.kv_total,
@@ -323,8 +328,10 @@ class ExecutorServicer(ExecutorServiceServicer):
         return pb.SetModeResponse(mode=state.mode, revision_id=state.merged_revision_id or "")
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
-        self._engine.drain()
-        while self._engine.state().open_requests and context.time_remaining() > MARGIN_S:
+        self._engine.drain(not request.undrain)
+        log.info("in service again" if request.undrain else "drained by an operator")
+        waits = not (request.undrain or request.at_once)
+        while waits and self._engine.state().open_requests and context.time_remaining() > MARGIN_S:
             await asyncio.sleep(POLL_S)
         return pb.DrainResponse(running_count=self._engine.state().open_requests)
 

@@ -9,7 +9,7 @@ from services.router.dispatch import Dispatch
 from services.router.door import Job
 from services.router.events import Event, Finished, Scored, Started, Tokens
 from services.router.fleet_view import FleetView
-from services.router.members import DRAINED
+from services.router.members import DRAINED, DRAINING
 from services.router.ports import Catalog
 from services.router.working_set import WorkingSet
 from services.shared import metrics, telemetry, tracing
@@ -163,14 +163,14 @@ class Meter:
         if not out:
             return Finding("GOOD", f"{len(executors)} of {len(executors)} serve")
         state: State = "BAD" if len(out) == len(executors) else "WARNING"
-        return Finding(state, "; ".join(out), "see the executor's log; undrain one with the admin client")
+        return Finding(state, "; ".join(out), "see the executor's log; when drained: loraport executor undrain NAME")
 
 
 def _sample_executors(fleet: FleetView) -> None:
     counts: Counter[str] = Counter()
     capacity = 0
     for executor in fleet.executors:
-        counts["serving" if executor.serving else "drained" if executor.why_not == DRAINED else "out"] += 1
+        counts["serving" if executor.serving else "drained" if executor.why_not in (DRAINED, DRAINING) else "out"] += 1
         capacity += executor.report.pool_size_bytes if executor.serving and executor.report is not None else 0
     for state in metrics.EXECUTORS.labels["state"]:
         telemetry.gauge(metrics.EXECUTORS, counts[state], state=state)

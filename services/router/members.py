@@ -16,6 +16,8 @@ from services.router.working_set import WorkingSet
 from services.shared.residency import Notice, Resident
 
 UNKNOWN, DRAINED = "has not answered yet", "is drained by an admin"
+# By the executor's own word: an operator told it, or its process ends.
+DRAINING = "is DRAINING"
 # How long a revision gives way to one that starves before that must have taken its room.
 DRAIN_S = 5.0
 

@@ -192,6 +192,10 @@ class Passage:
             return error
         incident = self._job.id[:12]
         log.error("executor refused the router", reason=error.reason, why=error.message, incident=incident)
+        if error.reason == _ASTRAY:
+            # As good as none, for as long as it lasts, and no fault of the request.
+            why = f"no executor takes this router's tickets, incident {incident}"
+            return LoraportError("EXECUTOR_UNAVAILABLE", why, retry_after_s=1.0)
         return LoraportError("INTERNAL", f"internal error, incident {incident}")
 
     def _prefix(self) -> tuple[bytes, ...]:

@@ -155,6 +155,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     epoch: int = 1
     resident: list[str] = field(default_factory=list)
     pause_s: float = 0.0
+    held: asyncio.Event | None = None  # answers begin, and go on when it is set
     load_ms: float = 0.0
     fail_before: Callable[[], None] = lambda: None
     fail_after: int = -1
@@ -164,6 +165,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     preloaded: list[str] = field(default_factory=list)
     reference_off_by: float = 0.0
     requests: list[tuple[Ticket, epb.ExecuteRequest]] = field(default_factory=list)
+    drains: int = 0
     running: int = 0
     most_running: int = 0
     cancelled: int = 0
@@ -173,7 +175,14 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
         return epb.StateResponse(
             executor=self.name, base_id=self.base_id, base_model="baseModels/tiny", epoch=self.epoch, sequence=1,
             state=self.state, revisions=revisions, max_rank=self.max_rank, max_context_tokens=CONTEXT,
+            running_count=self.running,
         )  # fmt: skip
+
+    async def Drain(self, request, context) -> epb.DrainResponse:
+        assert request.at_once
+        self.drains += 1
+        self.state = "SERVING" if request.undrain else "DRAINING"
+        return epb.DrainResponse(running_count=self.running)
 
     async def Execute(self, request, context) -> AsyncIterator[epb.ExecuteResponse]:
         ticket = open_ticket(request.ticket, self.trusted, now=time.time())
@@ -230,6 +239,8 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
 
     async def _answer(self, request) -> AsyncIterator[epb.ExecuteResponse]:
         most = request.sampling.max_tokens
+        if self.held is not None:
+            await self.held.wait()
         for count, token in enumerate(self.reply[:most]):
             if count == self.fail_after:
                 raise LoraportError("NON_FINITE_LOGITS")

@@ -306,6 +306,17 @@ async def test_drain_lets_requests_end_and_refuses_more(rig: Rig) -> None:
     assert await reason(stream) == ""
     assert (await draining).running_count == 0
     assert (await rig.state()).state == "DRAINING"
+    assert (await rig.stub.Drain(pb.DrainRequest(undrain=True), timeout=20)).running_count == 0
+    assert (await rig.state()).state == "SERVING"
+    assert await reason(rig.call(P)) == ""
+
+
+async def test_a_drain_that_answers_at_once_leaves_what_runs(rig: Rig) -> None:
+    stream = rig.call(P, max_tokens=100, ignore_eos=True)
+    await anext(aiter(stream))
+    await rig.stub.Drain(pb.DrainRequest(at_once=True), timeout=20)
+    assert (await rig.state()).state == "DRAINING"
+    assert await reason(stream) == ""
 
 
 async def test_loader_away(tmp_path: Path, family) -> None:

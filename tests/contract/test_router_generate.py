@@ -19,6 +19,7 @@ from loraport import (
     Tokens,
     UnavailableError,
 )
+from loraport.errors import LoraportError as ClientError
 from loraport.registry.v1 import catalog_service_pb2 as cpb
 from services.shared.errors import LoraportError
 from tests.contract.router_world import CONTEXT, World, api_key, digest, eventually
@@ -222,15 +223,20 @@ async def test_other_weights_than_asked_for_are_never_relayed(world: World) -> N
             await client.generate("x", adapter="pirate")
 
 
-async def test_a_fault_between_the_services_does_not_reach_the_caller(world: World) -> None:
+@pytest.mark.parametrize(("reason", "told"), [("WRONG_BASE", "INTERNAL"), ("INVALID_TICKET", "EXECUTOR_UNAVAILABLE")])
+async def test_a_fault_between_the_services_does_not_reach_the_caller(world: World, reason: str, told: str) -> None:
     def refuse() -> None:
-        raise LoraportError("INVALID_TICKET", "secret detail")
+        raise LoraportError(reason, "secret detail")
 
     world.executors["e0"].fail_before = refuse
     async with world.client() as client:
-        with pytest.raises(InternalError) as caught:
+        with pytest.raises(ClientError) as caught:
             await client.generate("x", adapter="pirate")
+    assert caught.value.reason == told
     assert "secret" not in str(caught.value)
+    assert "incident" in str(caught.value)
+    # A clock that is off is set right sooner or later: whoever asks again is told when.
+    assert (caught.value.retry_after is not None) == (told == "EXECUTOR_UNAVAILABLE")
 
 
 async def test_first_token_timeout(world: World) -> None:

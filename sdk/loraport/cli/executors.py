@@ -9,13 +9,19 @@ from loraport.cli.references import find_revision
 from loraport.cli.views import DEFAULT_DATA, Data, Json, OptionalTenant, last_part, note, print_json, print_rows, say
 
 if TYPE_CHECKING:
+    from loraport.admin import AdminClient
     from loraport.executor.v1.executor_service_pb2 import StateResponse
+    from loraport.presence import PresenceClient
 
 app = typer.Typer(help="Executors: what they compute, and which of them serve.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The executor, as in: loraport executor list.")]
 COLUMNS = ("executor", "router", "base", "dtype", "decoder", "mode", "running_count", "queued_count", "error")
 POLL_S = 0.2
+# A router asks an executor that is out more often than this.
+HEARS_WITHIN_S = 5.0
+# What it says of one that drains by its own word.
+DRAINING = "is DRAINING"
 
 
 @app.command("list")
@@ -41,17 +47,54 @@ def drain(
     data: Data = DEFAULT_DATA,
     as_json: Json = False,
 ) -> None:
-    """Have the router send an executor no further request. What runs there ends as it would.
+    """Have no router send an executor a further request. What runs there ends as it would.
 
-    The router remembers it until it is started again; where there are several, each is told.
+    The router is told, and the executor itself, from which every other router hears it. It remembers until it is
+    started again, the router until that is or until `undrain`.
     """
-    _set_drained(executor, True, wait_s=wait, data=data, as_json=as_json)
+    from loraport.admin import AdminClient
+    from loraport.presence import PresenceClient
+
+    with AdminClient.local(data) as admin, PresenceClient.local(data) as presence:
+        running, fault = admin.drain(executor).running_count, ""
+        untold = _told(presence, executor, undrain=False)
+        if not untold:
+            running, fault = _watched(presence, executor, running, until_s=time.monotonic() + wait)
+    if as_json:
+        print_json({"executor": executor, "serving": False, "running_count": running, "executor_told": not untold})
+    else:
+        say(f"{executor} gets no further request; {running} still run there")
+    if untold:
+        note(f"only this router knows: {executor} itself was not told ({untold})")
+    elif fault:
+        note(fault)
+    elif wait and running:
+        note(f"after {wait:g} s something still runs on {executor}")
+    if wait and (untold or fault or running):
+        raise typer.Exit(1)
 
 
 @app.command("undrain")
 def undrain(executor: Name, data: Data = DEFAULT_DATA, as_json: Json = False) -> None:
-    """Have the router send requests to an executor again."""
-    _set_drained(executor, False, wait_s=0.0, data=data, as_json=as_json)
+    """Have all routers send requests to an executor again."""
+    from loraport.admin import AdminClient
+    from loraport.presence import PresenceClient
+
+    with AdminClient.local(data) as admin, PresenceClient.local(data) as presence:
+        untold = _told(presence, executor, undrain=True)
+        serving, ends = admin.drain(executor, undrain=True).serving, time.monotonic() + HEARS_WITHIN_S
+        # The router hears of it with its next look at the executor.
+        while not serving and _fault(admin, executor) == DRAINING and time.monotonic() < ends:
+            time.sleep(POLL_S)
+        serving = serving or not _fault(admin, executor)
+    if as_json:
+        print_json({"executor": executor, "serving": serving, "executor_told": not untold})
+    elif serving:
+        say(f"{executor} is in service")
+    else:
+        say(f"{executor} is no longer drained, but out: see executor list")
+    if untold:
+        note(f"{executor} itself was not told ({untold})")
 
 
 @app.command("merge")
@@ -110,29 +153,44 @@ def _router_says(data: Data) -> dict[str, str]:
             return {}
 
 
-def _set_drained(executor: str, drained: bool, *, wait_s: float, data: Data, as_json: bool) -> None:
-    from loraport.admin import AdminClient
+def _told(presence: "PresenceClient", executor: str, *, undrain: bool) -> str:
+    """Tells an executor; returns why that was in vain, empty when it was not."""
+    from loraport.errors import LoraportError
 
-    until = time.monotonic() + wait_s
-    with AdminClient.local(data) as admin:
-        found = admin.drain(executor, undrain=not drained)
-        while found.running_count and time.monotonic() < until:
-            time.sleep(POLL_S)
-            found = admin.drain(executor, undrain=not drained)
-    if as_json:
-        row = {"executor": executor, "serving": found.serving, "running_count": found.running_count}
-        print_json(row)
-    elif drained:
-        say(f"{executor} gets no further request; {found.running_count} still run there")
-    else:
-        say(
-            f"{executor} is in service"
-            if found.serving
-            else f"{executor} is no longer drained, but out: see executor list"
-        )
-    if wait_s and found.running_count:
-        note(f"after {wait_s:g} s something still runs on {executor}")
-        raise typer.Exit(1)
+    try:
+        presence.drain(executor, undrain=undrain)
+    except LoraportError as error:
+        return str(error)
+    return ""
+
+
+def _fault(admin: "AdminClient", executor: str) -> str:
+    """Returns why the router sends an executor nothing, empty when it does."""
+    return next((row.fault for row in admin.residency() if row.executor == executor), "")
+
+
+def _watched(presence: "PresenceClient", executor: str, running: int, *, until_s: float) -> tuple[int, str]:
+    """Looks, and changes nothing, until nothing runs on a drained executor; says on the way how many requests do.
+
+    Returns how many run at the end, and what came in between, empty when nothing did.
+    """
+    from loraport.errors import LoraportError
+
+    said = 0
+    while True:
+        try:
+            state = presence.executor(executor)
+        except LoraportError as error:
+            return running, f"{executor} does not answer any more ({error})"
+        running = state.running_count + state.queued_count
+        if state.state == "SERVING":
+            return running, f"somebody put {executor} back into service"
+        if not running or time.monotonic() >= until_s:
+            return running, ""
+        if running != said:
+            note(f"{running} still run on {executor}")
+            said = running
+        time.sleep(POLL_S)
 
 
 def _set_mode(executor: str, revision_id: str, *, data: Data, as_json: bool) -> None:

@@ -179,10 +179,10 @@ class Engine:
         with self._lock:
             self._adapters.keep(revisions)
 
-    def drain(self) -> None:
-        """Accept no further request and no further load; what runs goes on."""
+    def drain(self, on: bool = True) -> None:
+        """Accept no further request and no further load, or do so again; what runs goes on."""
         with self._lock:
-            self._draining = True
+            self._draining = on or self._stopping
 
     def state(self) -> EngineState:
         """Return a snapshot of the books."""

@@ -170,8 +170,10 @@ def test_the_network_is_closed_but_for_what_the_fleet_needs() -> None:
     assert out("router") == {("registry", 7401), ("node", 7403), ("board", 6379)}
     assert out("node") == {("registry", 7401), ("board", 6379), ("store", 9000)}
     assert out("board") == set()
+    # An operator asks every service itself.
+    assert out("operator") >= {("registry", 7401), ("router", 7410), ("node", 7402), ("node", 7403), ("node", 7412)}
     # What leaves a pod must be let in by the other.
-    for source in FLEET:
+    for source in (*FLEET, "operator"):
         for target, port in out(source):
             if target not in policies:
                 continue  # outside: the cluster's own
@@ -180,7 +182,7 @@ def test_the_network_is_closed_but_for_what_the_fleet_needs() -> None:
                 peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/name")
                 for rule in rules
                 if port in {each["port"] for each in rule["ports"]}
-                for peer in rule["from"]
+                for peer in rule.get("from", [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": source}}}])
             }
             assert source in names, (source, target, port)
     worldwide = [name for name in FLEET if "ipBlock" in str(policies[name])]

@@ -265,8 +265,12 @@ class SetModeResponse(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., revision_id: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("undrain", "at_once")
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    undrain: bool
+    at_once: bool
+    def __init__(self, undrain: _Optional[bool] = ..., at_once: _Optional[bool] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("running_count",)

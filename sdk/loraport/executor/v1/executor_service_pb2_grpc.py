@@ -138,7 +138,8 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Accepts no further request, lets running ones end, and answers when none is left or the deadline nears.
+        """Accepts no further request, lets running ones end, and answers when none is left or the deadline nears; every
+        router hears of it with its next `State`. Or accepts requests again. This process alone: a new one serves.
         Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
