@@ -87,10 +87,11 @@ class Outboxes:
         return self._outboxes.setdefault(rollout, Outbox())
 
     def running(self, rollouts: Iterable[str]) -> dict[str, Outbox]:
-        """Drops those of rollouts that do not run, and returns the others."""
+        """Drops those of rollouts that do not run, and returns the others as they are now: while they are told, a
+        request of another rollout may end."""
         names = set(rollouts)
         self._outboxes = {name: box for name, box in self._outboxes.items() if name in names}
-        return self._outboxes
+        return dict(self._outboxes)
 
 
 class AnswersGiven:

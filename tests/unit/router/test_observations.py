@@ -71,6 +71,15 @@ def test_a_rollout_that_has_ended_has_no_outbox() -> None:
     assert boxes.of("r1").next() is None
 
 
+def test_a_rollout_may_get_its_outbox_while_the_others_are_told() -> None:
+    boxes = Outboxes()
+    boxes.of("r1")
+    told = boxes.running(["r1", "r2"])
+    for _ in told:
+        boxes.of("r2").add(0, seen())
+    assert list(boxes.running(["r1", "r2"])) == ["r1", "r2"]
+
+
 def test_repetition_is_the_share_of_repeated_fours() -> None:
     assert repetition([1, 2, 3] * 2) == 0.0
     assert repetition(list(range(20))) == 0.0
