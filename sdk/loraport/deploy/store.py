@@ -18,8 +18,9 @@ def loader_policy() -> dict[str, Any]:
     return {
         "Version": "2012-10-17",
         "Statement": [
-            # A loader looks whether its buckets are there, and sweeps its own part of quarantine.
-            allow(["s3:ListBucket", "s3:GetBucketLocation"], [QUARANTINE, VERIFIED]),
+            # A loader looks whether its buckets are there, and sweeps its own part of quarantine. Who may not list a
+            # bucket is not told either that an object is missing from it: that would look like a store that fails.
+            allow(["s3:ListBucket"], [QUARANTINE, VERIFIED]),
             allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject"], [f"{QUARANTINE}/*"]),
             allow(["s3:GetObject", "s3:PutObject"], [f"{VERIFIED}/*"]),
             allow(["s3:AbortMultipartUpload"], [f"{QUARANTINE}/*", f"{VERIFIED}/*"]),
