@@ -33,6 +33,10 @@ SOURCE = Path(__file__).parent / "cpu" / "step.cpp"
 THIN_ROWS = 4
 # Numbers that a call reads and writes below which it stays on one thread; waking another takes about 30 µs.
 _ALONE = 1 << 16
+# The same for adapters: rank rows' numbers that are read, and products. In a step of 32 rows that share an adapter of
+# rank 8, one thread takes 50 µs a call; two took 140, most of it waiting (bench/results/serving.md).
+_ALONE_READ = 1 << 19
+_ALONE_COMPUTED = 1 << 22
 _TIMEOUT_S = 120.0
 _OPTIMIZE = "-O3"
 
@@ -119,31 +123,31 @@ class CpuStep:
         )  # fmt: skip
         return out
 
-    def lora(
-        self, x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, step: LoraStep
-    ) -> None:
+    def lora(self, x: torch.Tensor, y: torch.Tensor, step: LoraStep, layer: int) -> None:
         """Add every row's own adapter to y, in place; see `reference.py` for the semantics.
 
-        Shapes: x [rows, in], y [rows, out]; a [pool rows, subs, in], b [pool rows, out], scale [pool rows, subs].
+        Shapes: x [rows, in], y [rows, out].
         Bytes moved: 4 * (in * subs + out) per rank row of the step.
         """
-        subs, size = a.shape[1], a.shape[2]
-        self._lora(
-            x.data_ptr(), a.data_ptr(), b.data_ptr(), scale.data_ptr(), *step.pointers, y.data_ptr(),
-            step.adapters, subs, size, y.shape[1], _threads(step.work * (size * subs + y.shape[1])),
-        )  # fmt: skip
+        self._lora(x.data_ptr(), *step.pool(layer), *step.pointers, y.data_ptr(), *step.sizes, step.threads)
 
 
 class LoraStep:
     """Which rows of a step have which rank rows of the pool, in one group.
 
-    `rows[i]` are the rows of adapter i, `ranks[i]` its pool rows; `widths` what each sub adds to.
+    `rows[i]` are the rows of adapter i, `ranks[i]` its pool rows; `widths` what each sub adds to. Shapes of the pool: a
+    [layers, pool rows, subs, in], b [layers, pool rows, out], scale [layers, pool rows, subs].
     """
 
-    __slots__ = ("_kept", "adapters", "pointers", "work")
+    __slots__ = ("_kept", "_layers", "pointers", "sizes", "threads")
 
-    def __init__(self, rows: Sequence[Sequence[int]], ranks: Sequence[torch.Tensor], widths: Sequence[int]) -> None:
-        self.adapters = len(rows)
+    def __init__(
+        self,
+        pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        rows: Sequence[Sequence[int]],
+        ranks: Sequence[torch.Tensor],
+        widths: Sequence[int],
+    ) -> None:
         counts = torch.tensor([len(r) for r in ranks])
         pairs = counts * torch.tensor([len(r) for r in rows]) * len(widths)
         arrays = (
@@ -155,10 +159,19 @@ class LoraStep:
             _starts(pairs),
             torch.empty(int(pairs.sum())),
         )
-        self._kept = arrays
-        # Rank rows that are read, or what their rows' arithmetic comes to.
-        self.work = max(int(counts.sum()), int(pairs.sum()) // (4 * len(widths)))
+        self._kept = (*pool, *arrays)
+        # Addresses, not views: three views a call took longer than a small adapter.
+        self._layers = tuple((tensor.data_ptr(), 4 * tensor.stride(0)) for tensor in pool)
         self.pointers = tuple(array.data_ptr() for array in arrays)
+        subs, size, out = pool[0].shape[2], pool[0].shape[3], pool[1].shape[2]
+        self.sizes = (len(rows), subs, size, out)
+        width = size * subs + out
+        read, computed = int(counts.sum()) * width, int(pairs.sum()) // subs * width
+        self.threads = max(_threads(read, _ALONE_READ), _threads(computed, _ALONE_COMPUTED))
+
+    def pool(self, layer: int) -> tuple[int, ...]:
+        """Return where a layer's part of the pool is."""
+        return tuple(start + layer * apart for start, apart in self._layers)
 
 
 def load_step(choice: Compiled) -> CpuStep | None:
@@ -229,24 +242,28 @@ def _check(step: CpuStep) -> None:
     a, b = heads[:, :4, :5], heads[:, :4, 5:]
     turned = (a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None])
     pairs.append((step.rotate(heads, 4, cos, sin), torch.cat(turned, dim=-1)))
-    pairs += [_lora_pair(step, some, size) for size in (37, 40)]
+    pairs += [_lora_pair(step, some, size, threads) for size in (37, 40) for threads in (1, 2)]
     if not all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for got, want in pairs):
         raise CompilerMissing("the compiled step computes something else than torch does")
 
 
-def _lora_pair(step: CpuStep, some: Callable[..., torch.Tensor], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the adapters of some rows come to, and what torch says: adapters of few, some and many rows."""
+def _lora_pair(
+    step: CpuStep, some: Callable[..., torch.Tensor], size: int, threads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the adapters of some rows come to, and what torch says: adapters of one, few, some and many rows."""
     widths = (18, 141)
-    a, b, scale = some(6, 2, size), some(6, sum(widths)), some(6, 2)
+    a, b, scale = some(2, 6, 2, size), some(2, 6, sum(widths)), some(2, 6, 2)
     x, y = some(30, size), some(30, sum(widths))
-    rows = [range(1, 3), range(3, 9), range(9, 30)]
-    ranks = [torch.tensor([4, 1, 5, 0]), torch.tensor([2, 3, 1, 0, 5]), torch.tensor([0, 4, 5, 3, 2])]
+    rows = [range(1), range(1, 3), range(3, 9), range(9, 30)]
+    ranks = [torch.tensor(own) for own in ([5, 2, 1, 3], [4, 1, 5], [2, 3, 1, 0, 5], [0, 4, 5, 3, 2])]
     expected = y.clone()
     for at, own in zip(rows, ranks, strict=True):
-        shrunk = torch.einsum("ri,ksi->rks", x[at.start : at.stop], a[own]) * scale[own]
-        parts = [shrunk[:, :, sub] @ part for sub, part in enumerate(b[own].split(widths, dim=1))]
+        shrunk = torch.einsum("ri,ksi->rks", x[at.start : at.stop], a[1, own]) * scale[1, own]
+        parts = [shrunk[:, :, sub] @ part for sub, part in enumerate(b[1, own].split(widths, dim=1))]
         expected[at.start : at.stop] += torch.cat(parts, dim=1)
-    step.lora(x, y, a, b, scale, LoraStep(rows, ranks, widths))
+    lora = LoraStep((a, b, scale), rows, ranks, widths)
+    lora.threads = threads  # one computes everything from x to y, several share an adapter
+    step.lora(x, y, lora, 1)
     return y, expected
 
 
@@ -258,5 +275,5 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _threads(numbers: int) -> int:
-    return 1 if numbers < _ALONE else torch.get_num_threads()
+def _threads(numbers: int, alone: int = _ALONE) -> int:
+    return 1 if numbers < alone else torch.get_num_threads()

@@ -136,14 +136,13 @@ class CompiledRows:
     """All adapters by the compiled step. `runs` are the rows of the step that each has, and its pool rows."""
 
     def __init__(self, bank: Bank, runs: Sequence[tuple[range, torch.Tensor]], step: CpuStep) -> None:
-        self._bank = bank
         self._step = step
-        self._rows = LoraStep([rows for rows, _ in runs], [ranks for _, ranks in runs], bank.widths)
+        pool = (bank.a, bank.b, bank.scale)
+        self._rows = LoraStep(pool, [rows for rows, _ in runs], [ranks for _, ranks in runs], bank.widths)
 
     def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
         """Add every row's own adapter to y, in place. Shapes: y [rows, sum(widths)], x [rows, in], all of the step."""
-        bank = self._bank
-        self._step.lora(x.contiguous(), y, bank.a[layer], bank.b[layer], bank.scale[layer], self._rows)
+        self._step.lora(x.contiguous(), y, self._rows, layer)
 
 
 def _spread(rows: torch.Tensor, parts: int) -> torch.Tensor:

@@ -60,11 +60,11 @@ class EmbeddingAdapter:
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """One group's part of a step: dense products for `many` runs of rows, one call for the rows `few`."""
+    """One group's part of a step: dense products for `many` runs of rows, one call for the rows `few` (None: all)."""
 
     many: tuple[tuple[slice, GroupAdapter], ...]
     together: PagedStep | CompiledRows | None
-    few: slice | torch.Tensor
+    few: slice | torch.Tensor | None
 
     def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
         """Add to y in place. Shapes: y [rows, sum(out)], x [rows, in]; float32."""
@@ -72,7 +72,9 @@ class GroupBatch:
             adapter.add(y[rows], x[rows], layer)
         if self.together is None:
             return
-        if isinstance(self.few, slice):
+        if self.few is None:
+            self.together.add(y, x, layer)
+        elif isinstance(self.few, slice):
             self.together.add(y[self.few], x[self.few], layer)
         else:
             some = y.index_select(0, self.few)
@@ -159,7 +161,7 @@ def _group_batch(
         runs = [
             (range(segment.start, segment.end), adapter.rows) for segment, adapter in touched if adapter is not None
         ]
-        return GroupBatch((), CompiledRows(bank, runs, step) if runs else None, slice(None))
+        return GroupBatch((), CompiledRows(bank, runs, step) if runs else None, None)
     many: list[tuple[slice, GroupAdapter]] = []
     few: list[int] = []
     ranks: list[torch.Tensor] = []

@@ -80,13 +80,18 @@ def test_adapters_equal_their_products_and_touch_nothing_else(step: CpuStep, wid
                 shrunk = (a[own, sub].double() @ x[row].double()) * scale[own, sub].double()
                 expected[row, low : low + width] += shrunk @ b[own, low : low + width].double()
                 low += width
-    got = y.clone()
-    step.lora(x, got, a, b, scale, LoraStep(rows, ranks, widths))
-    torch.testing.assert_close(got, expected.float(), atol=1e-4, rtol=1e-4)
-    assert all(torch.equal(got[row], y[row]) for row in (0, 7, 10, 69))
+    lora, seen = LoraStep((a[None], b[None], scale[None]), rows, ranks, widths), []
+    for lora.threads in (1, 2, 5):
+        got = y.clone()
+        step.lora(x, got, lora, 0)
+        torch.testing.assert_close(got, expected.float(), atol=1e-4, rtol=1e-4)
+        assert all(torch.equal(got[row], y[row]) for row in (0, 7, 10, 69))
+        seen.append(got)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("size", "widths"), [(23, (7,)), (24, (64,)), (64, (300, 20))])
 def test_an_adapters_rows_have_the_same_bits_whatever_rows_it_has_beside_them(
     step: CpuStep, size: int, widths: tuple[int, ...], threads: int
@@ -96,16 +101,13 @@ def test_an_adapters_rows_have_the_same_bits_whatever_rows_it_has_beside_them(
     a, b, scale = torch.randn(9, subs, size), torch.randn(9, out), torch.randn(9, subs)
     x, y = torch.randn(130, size), torch.randn(130, out)
     ranks = torch.tensor([7, 0, 3, 8, 2])
-    # Few rows, many in one tile, tiles of all threads.
+    # Few rows, alone and shared by threads, many in one tile, tiles of all threads.
     seen = {}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for rows in (*range(1, 20), 47, 48, 49, 97, 130):
-            seen[rows] = y.clone()
-            step.lora(x, seen[rows], a, b, scale, LoraStep([range(rows)], [ranks], widths))
-    finally:
-        torch.set_num_threads(before)
+    for rows in (*range(1, 20), 47, 48, 49, 97, 130):
+        seen[rows] = y.clone()
+        lora = LoraStep((a[None], b[None], scale[None]), [range(rows)], [ranks], widths)
+        lora.threads = threads
+        step.lora(x, seen[rows], lora, 0)
     for rows, got in seen.items():
         assert torch.equal(got[:rows], seen[130][:rows]), rows
         assert torch.equal(got[rows:], y[rows:]), rows
@@ -151,7 +153,10 @@ def test_a_bfloat16_base_answers_alike_with_and_without_it(step: CpuStep, tmp_pa
         ("(mine.ranks[k + i] * pool.subs + u) * pool.in", "mine.ranks[k + i] * pool.subs * pool.in"),
         ("{0, mine.own}, own)", "{1, mine.own}, own)"),
         ("case 2: shrink_rows<2>", "case 2: shrink_rows<1>"),
-        ("parts(edges[u], edges[u + 1], kSlab)) expand(", "parts(edges[u], edges[u] + kSlab, kSlab)) expand("),
+        ("edges[u + 1], columns_of(mine.count)", "edges[u] + kSlab, columns_of(mine.count)"),
+        ("edges[u + 1], columns_of(count)", "edges[u] + kSlab, columns_of(count)"),
+        ("case 3: along<kRows, 3>", "case 3: along<kRows, 2>"),
+        ("if (mine.count == 1) return along_rows<1>", "if (mine.count == 1) return along_rows<2>"),
     ],
 )
 def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypatch, text: str, instead: str) -> None:

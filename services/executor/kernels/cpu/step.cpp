@@ -4,6 +4,7 @@
 // computes. Everything is float32 and contiguous unless something else is said; weights of the base may be bfloat16,
 // which are float32 numbers whose lower half is zero, so nothing is rounded. A row's numbers come from the same
 // operations in the same order whatever rows stand beside it.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -16,9 +17,11 @@ constexpr int kTriple = 3;  // rank rows that share a load of a row: 4 x 3 sums 
 constexpr int kShare = 4 * kTriple;  // rank rows that a thread takes at a time where an adapter has few rows
 constexpr int kAlong = 2;   // rows of an adapter up to which rank rows are best read along, and not copied
 constexpr int kMany = 12;   // rows of an adapter from which arithmetic counts for more than reading its rank rows
+constexpr int kPart = 3;    // of a thread's share of all rank rows: an adapter up to that is one thread's alone
 constexpr int kTile = 48;   // rows that a thread takes at a time then: with 1,536 columns they are 288 KiB
 constexpr int kPiece = 2 * kWide;  // columns of an expand that are kept in registers
 constexpr int kSlab = 8 * kPiece;  // columns of B that are copied at a time: of 64 rank rows 32 KiB
+constexpr int kLong = 96 * kWide;  // columns of B that are read along at a time: of two rows 6 KiB of y stay at hand
 typedef float Floats __attribute__((vector_size(4 * kWide)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWide)));
 typedef uint32_t Bits __attribute__((vector_size(4 * kWide)));
@@ -309,24 +312,60 @@ void shrink(const Pool& pool, const float* x, const Own& mine, int64_t u, Part r
   }
 }
 
-// Up to kSlab columns of all rows. `slab` is scratch of own * kSlab numbers.
+// y[r] += by[r * apart] * b[0] + by[r * apart + 1] * b[1] + ..., in this order, for kRows rows of `width` columns.
+template <int kRows, int kRanks>
+void along(const float* const* b, const float* by, int64_t apart, float* const* y, int64_t width) {
+  int64_t i = 0;
+  for (; i + kWide <= width; i += kWide) {
+    Floats part[kRanks];
+#pragma GCC unroll 4
+    for (int k = 0; k < kRanks; ++k) part[k] = load(b[k] + i);
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; ++r) {
+      Floats sum = load(y[r] + i);
+#pragma GCC unroll 4
+      for (int k = 0; k < kRanks; ++k) sum = fused(part[k], all(by[r * apart + k]), sum);
+      store(y[r] + i, sum);
+    }
+  }
+  for (int r = 0; i < width && r < kRows; ++r) {
+    for (int k = 0; k < kRanks; ++k) add_scaled(y[r] + i, b[k] + i, by[r * apart + k], width - i);
+  }
+}
+
+template <int kRows>
+void along_rows(const Pool& pool, float* y, const Own& mine, const float* shrunk, Part columns) {
+  float* to[kRows];
+  for (int r = 0; r < kRows; ++r) to[r] = y + mine.rows[r] * pool.out + columns.from;
+  const int64_t width = columns.to - columns.from;
+  for (int64_t k = 0, some; k < mine.own; k += some) {
+    some = std::min<int64_t>(mine.own - k, kBlock);
+    const float* b[kBlock];
+    for (int64_t i = 0; i < some; ++i) b[i] = pool.b + mine.ranks[k + i] * pool.out + columns.from;
+    switch (some) {
+      case 1: along<kRows, 1>(b, shrunk + k, mine.own, to, width); break;
+      case 2: along<kRows, 2>(b, shrunk + k, mine.own, to, width); break;
+      case 3: along<kRows, 3>(b, shrunk + k, mine.own, to, width); break;
+      default: along<kRows, 4>(b, shrunk + k, mine.own, to, width);
+    }
+  }
+}
+
+// How many columns `expand` takes at a time.
+inline int64_t columns_of(int64_t rows) { return rows <= kAlong ? kLong : kSlab; }
+
+// Up to columns_of(mine.count) columns of all rows. `slab` is scratch of own * kSlab numbers.
 void expand(const Pool& pool, float* y, const Own& mine, const float* shrunk, Part columns, float* slab) {
   const int64_t from = columns.from, width = columns.to - from;
-  if (mine.count <= kAlong) {
-    for (int64_t rank = 0; rank < mine.own; ++rank) {
-      for (int64_t r = 0; r < mine.count; ++r) {
-        add_scaled(y + mine.rows[r] * pool.out + from, pool.b + mine.ranks[rank] * pool.out + from,
-                   shrunk[r * mine.own + rank], width);
-      }
-    }
-    return;
-  }
+  if (mine.count == 1) return along_rows<1>(pool, y, mine, shrunk, columns);
+  if (mine.count <= kAlong) return along_rows<2>(pool, y, mine, shrunk, columns);
   // Copied, piece by piece: rank rows may lie a power of two apart and would put one another out of the cache.
   for (int64_t rank = 0; rank < mine.own; ++rank) {
     const float* row = pool.b + mine.ranks[rank] * pool.out + from;
     float* to = slab + rank * kPiece;
     int64_t at = 0;
     for (; at + kPiece <= width; at += kPiece) {
+      __builtin_prefetch(row + at + kSlab);  // the next slab's: rank rows are read in pieces too short to be foreseen
       store(to + at * mine.own, load(row + at));
       store(to + at * mine.own + kWide, load(row + at + kWide));
     }
@@ -458,8 +497,9 @@ void loraport_attend(const float* q, const float* keys, const float* values, con
   }
 }
 
-// y += (x @ A.T * scale) @ B of every row's own adapter, in one of two ways that give the same bits: with few rows the
-// threads share the rank rows, which are read once; with many they share the rows. Adapter s has the rank rows ranks[rank_starts[s] :
+// y += (x @ A.T * scale) @ B of every row's own adapter, in one of two ways that give the same bits: an adapter that is a
+// large part of the step and has few rows is shared among the threads by its rank rows, which are read once; of all others
+// a thread computes some rows, or all of them, from x to y. Adapter s has the rank rows ranks[rank_starts[s] :
 // rank_starts[s + 1]] of the pool and the rows row_of[row_starts[s] : row_starts[s + 1]] of x [rows, in] and y [rows, out].
 // Pool: a [pool rows, subs, in], b [pool rows, out], scale [pool rows, subs]; sub u owns the columns edges[u] : edges[u + 1].
 // `shrunk` is scratch: adapter s's numbers begin at shrink_starts[s], [sub, row, rank].
@@ -468,25 +508,30 @@ void loraport_lora(const float* x, const float* a, const float* b, const float* 
                    const int64_t* shrink_starts, float* shrunk, float* y, int64_t adapters, int64_t subs, int64_t in,
                    int64_t out, int threads) {
   const Pool pool{a, b, scale, edges, subs, in, out};
+  const auto all_of = [&](int64_t s) {
+    return Own{row_of + row_starts[s], ranks + rank_starts[s], row_starts[s + 1] - row_starts[s], rank_starts[s + 1] - rank_starts[s]};
+  };
   // Tasks of the two ways: rows of an adapter from x to y; some of its rank rows, then some columns.
   std::vector<Task> tiles, shrinks, expands;
   int64_t widest = 0;
   for (int64_t s = 0; s < adapters; ++s) {
-    const int64_t own = rank_starts[s + 1] - rank_starts[s], count = row_starts[s + 1] - row_starts[s];
-    if (count > kAlong && own > widest) widest = own;
+    const auto [rows, _, count, own] = all_of(s);
+    if (count > kAlong) widest = std::max(widest, own);
     if (count >= kMany) {
       const int64_t each = ((count + threads - 1) / threads + kBlock - 1) / kBlock * kBlock;
-      for (const Part part : parts(0, count, each < kTile ? each : kTile)) tiles.push_back({s, 0, part});
-      continue;
-    }
-    for (int64_t u = 0; u < subs; ++u) {
-      for (const Part part : parts(0, own, kShare)) shrinks.push_back({s, u, part});
-      for (const Part part : parts(edges[u], edges[u + 1], kSlab)) expands.push_back({s, u, part});
+      for (const Part part : parts(0, count, std::min<int64_t>(each, kTile))) tiles.push_back({s, 0, part});
+    } else if (threads == 1 || own * kPart * threads <= rank_starts[adapters]) {
+      tiles.push_back({s, 0, {0, count}});
+    } else {
+      for (int64_t u = 0; u < subs; ++u) {
+        for (const Part part : parts(0, own, kShare)) shrinks.push_back({s, u, part});
+        for (const Part part : parts(edges[u], edges[u + 1], columns_of(count))) expands.push_back({s, u, part});
+      }
     }
   }
-  const auto all_of = [&](int64_t s) {
-    return Own{row_of + row_starts[s], ranks + rank_starts[s], row_starts[s + 1] - row_starts[s], rank_starts[s + 1] - rank_starts[s]};
-  };
+  // The largest first: what is left when a thread has nothing more to do is small.
+  const auto size_of = [&](const Task& task) { return all_of(task.adapter).own * (task.part.to - task.part.from + kBlock); };
+  std::stable_sort(tiles.begin(), tiles.end(), [&](const Task& one, const Task& two) { return size_of(one) > size_of(two); });
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> slab(widest * kSlab);
@@ -500,20 +545,23 @@ void loraport_lora(const float* x, const float* a, const float* b, const float* 
       float* own = shrunk + shrink_starts[s] + rows.from * mine.own;
       for (int64_t u = 0; u < subs; ++u) {
         shrink(pool, x, mine, u, {0, mine.own}, own);
-        for (const Part part : parts(edges[u], edges[u + 1], kSlab)) expand(pool, y, mine, own, part, slab.data());
+        for (const Part part : parts(edges[u], edges[u + 1], columns_of(mine.count))) expand(pool, y, mine, own, part, slab.data());
       }
     }
+    // Threads wait for one another as seldom as can be: each time costs more than a small adapter.
+    if (!shrinks.empty()) {
 #pragma omp for schedule(dynamic, 1)
-    for (size_t t = 0; t < shrinks.size(); ++t) {
-      const auto [s, u, some] = shrinks[t];
-      const Own mine = all_of(s);
-      shrink(pool, x, mine, u, some, shrunk + shrink_starts[s] + u * mine.count * mine.own);
-    }
-#pragma omp for schedule(dynamic, 1)
-    for (size_t t = 0; t < expands.size(); ++t) {
-      const auto [s, u, columns] = expands[t];
-      const Own mine = all_of(s);
-      expand(pool, y, mine, shrunk + shrink_starts[s] + u * mine.count * mine.own, columns, slab.data());
+      for (size_t t = 0; t < shrinks.size(); ++t) {
+        const auto [s, u, some] = shrinks[t];
+        const Own mine = all_of(s);
+        shrink(pool, x, mine, u, some, shrunk + shrink_starts[s] + u * mine.count * mine.own);
+      }
+#pragma omp for schedule(dynamic, 1) nowait
+      for (size_t t = 0; t < expands.size(); ++t) {
+        const auto [s, u, columns] = expands[t];
+        const Own mine = all_of(s);
+        expand(pool, y, mine, shrunk + shrink_starts[s] + u * mine.count * mine.own, columns, slab.data());
+      }
     }
   }
 }
