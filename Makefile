@@ -49,7 +49,7 @@ protos: setup ## regenerate the stubs in sdk/loraport
 	@$(BIN)/python scripts/gen_protos.py
 
 lock: setup ## rewrite constraints.txt from what is installed (torch stays out of it)
-	@$(PIP) freeze --exclude-editable | grep -v -i -E '^(torch|triton|nvidia|cuda)' > constraints.txt
+	@$(BIN)/python scripts/lock.py
 
 bench-cold-load: setup ## measure cold loads into host memory and its hand-over
 	@$(BIN)/python -m bench.cold_load
