@@ -3,6 +3,7 @@
 from sqlalchemy import Connection
 
 from services.registry.lifecycle import State
+from services.registry.ports import Randomness
 from services.registry.records import AdapterRow, RevisionRow, RolloutRow
 from services.registry.rollout.machine import Position
 from services.registry.rollout.settings import Settings, check
@@ -10,6 +11,13 @@ from services.registry.rollout.states import INITIAL
 from services.registry.store import adapters, revisions, rollouts
 from services.shared.errors import FaultList, LoraportError
 from services.shared.names import AdapterName, check_id
+
+SALT_BYTES = 16
+
+
+def new_salt(randomness: Randomness) -> bytes:
+    """Returns what a rollout's buckets are drawn by: nobody can choose a session for the arm that it falls into."""
+    return bytes.fromhex(randomness.text("0123456789abcdef", 2 * SALT_BYTES))
 
 
 def new_rollout(

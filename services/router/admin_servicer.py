@@ -12,6 +12,7 @@ from services.router.catalog_view import not_found
 from services.router.dispatch import Dispatch
 from services.router.fleet import Fleet
 from services.router.fleet_view import ExecutorView
+from services.router.ledger import is_rollout
 from services.router.placement import Wish, choose
 from services.router.ports import Catalog
 from services.router.quota import Quotas
@@ -70,7 +71,7 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
                     elsewhere_ms=account.elsewhere,
                 )
                 for tenant, account in sorted(self._dispatch.ledger.accounts.items())
-                if not _is_rollout(tenant)
+                if not is_rollout(tenant)
             ],
             bound_ms=self._dispatch.ledger.bound_ms(running=self._max_running),
             admissions=[
@@ -184,10 +185,5 @@ class RouterAdminServicer(stubs.RouterAdminServiceServicer):
         )
 
 
-def _is_rollout(account: str) -> bool:
-    """Rollouts pay for their probes and copies from accounts of their own, under their resource names."""
-    return "/" in account
-
-
 def _account_name(account: str) -> str:
-    return account if _is_rollout(account) else names.tenant_name(account)
+    return account if is_rollout(account) else names.tenant_name(account)

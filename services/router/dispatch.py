@@ -7,12 +7,12 @@ charges what can be foretold, and the grant corrects it as the executor tells. E
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from services.router.capacity import Pool, PoolNeeds
 from services.router.fair_queue import FairQueue, Turn, Waiting
-from services.router.ledger import Bill, Ledger
+from services.router.ledger import Bill, Ledger, is_rollout
 from services.router.locality import Locality
 from services.router.members import Flight, Members
 from services.router.placement import Placed, Wish, place
@@ -141,6 +141,12 @@ class Dispatch:
     def offer(self, request: Waiting) -> None:
         """Accepts a request into its tenant's queue. Raises as `FairQueue.offer`."""
         self.queue.offer(request)
+
+    def close_accounts(self, running: Collection[str]) -> None:
+        """Closes the accounts of rollouts that are not among those that run and have nothing under way."""
+        for account in [*filter(is_rollout, self.ledger.accounts)]:
+            if account not in running and not self.queue.knows(account):
+                self.ledger.close(account)
 
     def next(self, now: float) -> Grant | None:
         """Takes the next request that can go now; None when there is none."""

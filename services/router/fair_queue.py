@@ -243,6 +243,10 @@ class FairQueue:
             states.append(QueueState(tenant, len(queue), self._running_count.get(tenant, 0), oldest))
         return states
 
+    def knows(self, tenant: str) -> bool:
+        """Whether a tenant has something waiting or running, or was the last that waited: its counter matters."""
+        return tenant in self._lanes or tenant in self._running_count or tenant == self._last_left
+
     def _pick(self, lane: _Lane, place: Callable[[Waiting], P | None], now: float) -> tuple[Waiting, P, bool] | None:
         """Returns the tenant's request that goes next, where, and whether it passes its head."""
         strict = lane.passed >= MAX_PASSED or (lane.passed_since is not None and now - lane.passed_since > MAX_PASSED_S)

@@ -18,9 +18,10 @@ no more than
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Kind = Literal["prefill", "decode", "load", "hold", "elsewhere"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(slots=True)
@@ -78,11 +79,18 @@ class Bill:
             self._ledger.refund(self.tenant, kind, -work_ms)
 
 
+def is_rollout(account: str) -> bool:
+    """Rollouts pay for their probes and copies from accounts of their own, under their resource names."""
+    return "/" in account
+
+
 class Ledger:
-    """The accounts of all tenants that ever asked."""
+    """The accounts of all tenants that ever asked, and of the rollouts that run."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
+        # The sums of accounts that were closed.
+        self.closed = Account()
         self._largest_admission = 0.0
         self._largest_late = 0.0
         self._served = 0.0
@@ -152,6 +160,12 @@ class Ledger:
     def charge_elsewhere(self, tenant: str, work_ms: float) -> None:
         """Charges work that another router of the fleet charged to this tenant."""
         self._charge(tenant, "elsewhere", work_ms)
+
+    def close(self, account: str) -> None:
+        """Drops the account of what never comes back; its sums go to `closed`."""
+        gone = self._accounts.pop(account, Account())
+        for kind in KINDS:
+            setattr(self.closed, kind, getattr(self.closed, kind) + getattr(gone, kind))
 
     def bound_ms(self, *, running: int) -> float:
         """Returns U: the bound on the spread between two tenants of weight 1 that both wait, each with at most

@@ -192,7 +192,8 @@ def _sample_queues(dispatch: Dispatch, tenants: dict[str, TenantItem], *, max_ru
             oldest_s = max(oldest_s, state.oldest_wait_s)
     work: Counter[tuple[str, str]] = Counter()
     kinds = tuple(metrics.WORK.labels["work"])
-    for tenant, account in dispatch.ledger.accounts.items():
+    accounts = {"": dispatch.ledger.closed, **dispatch.ledger.accounts}  # rollouts are of the class that nobody set
+    for tenant, account in accounts.items():
         for kind in kinds:
             work[kind, class_of(tenant)] += getattr(account, kind) / 1000  # type: ignore[assignment]
     for name in metrics.TENANT_CLASSES:

@@ -2,6 +2,8 @@
 
 import asyncio
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -43,7 +45,7 @@ from services.router.text import BaseText, TextError
 from services.router.tokens import TokenChecker
 from services.shared import checks
 from services.shared.board import Board
-from services.shared.catalog import RevisionItem
+from services.shared.catalog import CatalogView, RevisionItem
 from services.shared.catalog_client import CatalogClient
 from services.shared.clock import SystemClock
 from services.shared.config import ConfigError
@@ -100,7 +102,9 @@ class RouterService:
         conversations, observer = Conversations(), Observer(clock=self._clock)
         door = self._make_door(trust, conversations, losses)
         self._shadows = Shadows(dispatch, self._catalog, relays, observer)
-        self._agent = self._make_agent(registry, signing_key, observer, conversations, losses)
+        self._agent = self._make_agent(
+            registry, signing_key, observer, partial(_forget, conversations, dispatch), losses
+        )
         pages = PageTokens(pepper, purpose="router")
         quotas = Quotas(self._clock.monotonic)
         self._quota_board = _quota_board(config, quotas, self._catalog, self._clock)
@@ -246,7 +250,7 @@ class RouterService:
         registry: grpc.aio.Channel,
         key: RoleSigner,
         observer: Observer,
-        conversations: Conversations,
+        forget: Callable[[CatalogView], None],
         losses: Losses,
     ) -> RolloutAgent:
         desk = RolloutDesk(registry, router=f"router-{uuid.uuid4().hex[:12]}", started=self._clock.now())
@@ -259,7 +263,7 @@ class RouterService:
             Probes(self._admission, self._fleet, key, self._clock),
             losses,
             self._clock,
-            forget=conversations.forget,
+            forget=forget,
         )
         return RolloutAgent(parts)
 
@@ -268,6 +272,12 @@ class RouterService:
             log.warning("waiting for the registry's catalog")
         await self._user.set_serving(True)
         log.info("catalog has arrived", epoch=self._catalog.view.epoch)
+
+
+def _forget(conversations: Conversations, dispatch: Dispatch, view: CatalogView) -> None:
+    """Drops what is kept of rollouts that have ended."""
+    conversations.forget(view)
+    dispatch.close_accounts({item.name for item in view.rollouts.values()})
 
 
 def _dispatch(config: RouterConfig) -> Dispatch:

@@ -11,7 +11,7 @@ have charged a tenant, ahead of the others' knowledge, what `slack_ms` says.
 
 from collections.abc import Mapping
 
-from services.router.ledger import Ledger
+from services.router.ledger import Ledger, is_rollout
 
 EXCHANGE_S = 0.5
 # A report that is older counts for nothing: its router is gone.
@@ -41,6 +41,8 @@ class SharedWork:
                 continue
             before = self._heard.get(router)
             known = self._heard.setdefault(router, {})
+            for ended in [account for account in known if is_rollout(account) and account not in work]:
+                del known[ended]
             for tenant, charged in work.items():
                 more = charged - known.get(tenant, 0.0)
                 if more > 0:

@@ -1,10 +1,16 @@
 """Rollouts that may not begin, and rollouts whose registry dies at any step: nothing is half done, nothing is lost."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from alembic import command
 from alembic.config import Config
@@ -25,10 +31,6 @@ from services.shared.errors import LoraportError
 from services.shared.names import AdapterName
 from tests.contract.registry_rig import TIMEOUT, Rig, base_spec, info_of, manifest, reason_of, serving, write_config
 from tests.contract.rollout_rig import ADAPTER, QUICK, Hands, State, in_state, make_hands, requests
-
-
-class KilledError(BaseException):
-    """The process ends here; nothing in it could hold that up."""
 
 
 @pytest.fixture
@@ -210,14 +212,35 @@ async def test_a_registry_that_dies_between_any_two_moves_goes_on(url: str, tmp_
     assert ended.state == State.STATE_SUCCEEDED
 
 
-@pytest.mark.parametrize("broken", ["add_line", "put_alias", "add_event"])
-async def test_a_move_that_breaks_off_is_made_whole_or_not_at_all(
-    url: str, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+# Looks at the rollouts once, as a registry does, and kills a process by force in the middle of the move: after one of
+# its writes, this process or the one of PostgreSQL that works for it.
+MOVE = """
+import os, signal, sys
+from services.registry import moving
+from services.registry.store.database import Database
+from services.registry.ticker import RolloutTicker
+from services.shared.clock import SystemClock
+
+url, module, write, victim = sys.argv[1:]
+real = getattr(getattr(moving, module), write)
+
+def written(transaction, *arguments, **named):
+    real(transaction, *arguments, **named)
+    pid = os.getpid()
+    if victim == "database":
+        pid = transaction.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    os.kill(pid, signal.SIGKILL)
+
+setattr(getattr(moving, module), write, written)
+RolloutTicker(Database(url), SystemClock(), interval_s=1.0).tick()
+"""
+WRITES = (("rollouts", "add_line"), ("adapters", "put_alias"), ("journal", "add_event"))
+
+
+async def test_a_move_that_is_killed_is_made_whole_or_not_at_all(url: str, tmp_path: Path, database: Database) -> None:
     config = write_config(tmp_path, database_url=url, rollout_interval_s=3600.0)
     async with serving(config) as rig:
         hands = await make_hands(rig)
-        ticker = RolloutTicker(database, SystemClock(), interval_s=1.0)
         name = (await hands.start(step_percents=[100], golden_prompts=[])).name
         for executor in ("e0", "e1"):
             await hands.ready(name, executor)
@@ -226,20 +249,28 @@ async def test_a_move_that_breaks_off_is_made_whole_or_not_at_all(
             row = rollouts.require(transaction.connection, AdapterName("acme", "bot"), 1)
             rollouts.add_stats(transaction, row, 0, _enough())
         before = await _state(rig, hands, name, database)
-
-        def die(*_arguments: Any, **_named: Any) -> None:
-            raise KilledError
-
-        module = {"add_line": moving.rollouts, "put_alias": moving.adapters, "add_event": moving.journal}[broken]
-        with monkeypatch.context() as patch:
-            patch.setattr(module, broken, die)
-            with pytest.raises(KilledError):
-                ticker.tick()
-        assert await _state(rig, hands, name, database) == before
-        ticker.tick()
+        deaths = [("registry", write) for write in WRITES]
+        if url.startswith("postgresql"):
+            deaths.append(("database", WRITES[-1]))
+        for victim, write in deaths:
+            command = [sys.executable, "-c", MOVE, url, *write, victim]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=120, check=False)
+            assert done.returncode == (-signal.SIGKILL if victim == "registry" else 0), done
+            assert await _recovered(lambda: _state(rig, hands, name, database)) == before, (victim, write)
+        RolloutTicker(database, SystemClock(), interval_s=1.0).tick()
         after = await hands.get(name)
         assert after.state == State.STATE_RETAINING
         assert len(after.story) == len(before[0].story) + 1
+
+
+async def _recovered(look: Callable[[], Awaitable[Any]]) -> Any:
+    """Looks again for as long as the database is not there: PostgreSQL ends every connection when one is killed."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(LoraportError, grpc.RpcError):
+            return await look()
+        await asyncio.sleep(0.1)
+    return await look()
 
 
 @pytest.mark.parametrize("error", [LoraportError("REVISION_NOT_ACTIVE"), OverflowError("math range error")])

@@ -20,7 +20,7 @@ from services.registry.rollout.control import printable
 from services.registry.rollout.settings import DAY_S, WHOLE, Settings
 from services.registry.rollout.states import State
 from services.registry.servicers import convert
-from services.registry.starting import new_rollout
+from services.registry.starting import new_rollout, new_salt
 from services.registry.store import adapters, revisions, rollouts
 from services.registry.store.database import Transaction
 from services.shared.errors import LoraportError
@@ -32,7 +32,6 @@ HASTE = Settings(steps=(WHOLE,), min_samples=0, min_step_s=0.0, retention_s=0.0)
 POLL_S = 0.1
 # The answer must still arrive.
 MARGIN_S = 1.0
-SALT = "0123456789abcdef"
 
 
 class Pointing:
@@ -95,7 +94,7 @@ class Pointing:
             alias=alias,
             to=target.revision_id,
             settings=replace(HASTE, until_us=now_us + int(waits_s * 1_000_000)),
-            salt=bytes.fromhex(self._randomness.text(SALT, 32)),
+            salt=new_salt(self._randomness),
             now_us=now_us,
         )
         why = printable(request.reason)

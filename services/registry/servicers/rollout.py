@@ -17,7 +17,7 @@ from services.registry.rollout.control import Action, control
 from services.registry.rollout.plan import plan
 from services.registry.rollout.states import ENDED
 from services.registry.servicers import rollout_messages as messages
-from services.registry.starting import new_rollout
+from services.registry.starting import new_rollout, new_salt
 from services.registry.store import adapters, rollouts
 from services.registry.store.database import Transaction
 from services.shared.errors import FaultList, LoraportError
@@ -49,7 +49,7 @@ class RolloutServicer(stubs.RolloutServiceServicer):
                 alias=request.rollout.alias or DEFAULT_ALIAS,
                 to=request.rollout.to_revision_id,
                 settings=messages.read_settings(request.rollout),
-                salt=bytes.fromhex(self._randomness.text("0123456789abcdef", 32)),
+                salt=new_salt(self._randomness),
                 now_us=self._desk.now_us(),
             )
             return row, plan(row.settings, old=f"v{row.from_version}", new=f"v{row.to_version}", alias=row.alias)

@@ -7,6 +7,7 @@ from services.router.locality import Locality
 from services.router.members import Members, Shape
 from services.router.popularity import Popularity
 from services.router.prices import PriceBook, Prices
+from services.router.shared_work import SharedWork
 from services.shared.residency import Notice, Resident
 
 
@@ -87,6 +88,35 @@ def test_a_grant_gives_back_everything_once() -> None:
     grant.begun(1.0, now=0.0)
     view = desk.members.executor("e0")
     assert (view.in_flight, dict(view.held), dict(view.ahead), dict(view.loading)) == (0, {}, {}, {})
+
+
+def test_an_ended_rollout_has_no_account_and_nothing_that_was_charged_is_lost() -> None:
+    desk = Desk()
+    rollout = "tenants/acme/adapters/bot/rollouts/r1"
+    desk.offer(rollout)
+    grant = desk.dispatch.next(0.0)
+    charged = desk.ledger.accounts[rollout].work
+    desk.dispatch.close_accounts(set())
+    assert rollout in desk.ledger.accounts, "its copy is under way"
+    grant.release()
+    desk.dispatch.close_accounts(set())
+    assert rollout in desk.ledger.accounts, "who comes next is lifted to its counter"
+    desk.offer("acme")
+    desk.dispatch.next(0.0).release()
+    desk.dispatch.close_accounts({rollout})
+    assert rollout in desk.ledger.accounts, "it runs"
+    desk.dispatch.close_accounts(set())
+    assert list(desk.ledger.accounts) == ["acme"]
+    assert desk.ledger.closed.work == charged > 0
+
+
+def test_what_an_ended_rollout_was_charged_elsewhere_is_forgotten_and_counted_once_if_it_comes_again() -> None:
+    ledger, rollout = Ledger(), "tenants/acme/adapters/bot/rollouts/r1"
+    shared = SharedWork(ledger, router="here")
+    for work in ({}, {rollout: 5.0, "acme": 1.0}, {rollout: 7.0, "acme": 1.0}, {"acme": 1.0}, {rollout: 2.0}):
+        shared.hear({"there": work})
+    assert ledger.accounts[rollout].elsewhere == 9.0
+    assert shared._heard["there"] == {rollout: 2.0, "acme": 1.0}, "a tenant that is not told of may come again"
 
 
 def test_a_tenant_takes_room_of_what_others_use_only_in_turns() -> None:
