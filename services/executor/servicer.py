@@ -163,6 +163,7 @@ class ExecutorServicer(ExecutorServiceServicer):
                             base_id=self._identity.base_id,
                             load_ms=load_ms,
                             queue_ms=event.queue_s * 1000,
+                            cached_token_count=event.prefix_hit_tokens,
                         )
                     )
                 case Tokens():

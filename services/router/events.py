@@ -37,12 +37,13 @@ class ScoreOrder:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStarted:
-    """The request is in a batch. Times in milliseconds."""
+    """The request is in a batch. Times in milliseconds; `cached_tokens` of the prompt were there."""
 
     revision_id: str
     base_id: str
     load_ms: float
     queue_ms: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

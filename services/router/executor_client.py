@@ -104,7 +104,9 @@ def _event(response: pb.ExecuteResponse) -> ExecutorEvent:
     match response.WhichOneof("event"):
         case "started":
             started = response.started
-            return ExecutorStarted(started.revision_id, started.base_id, started.load_ms, started.queue_ms)
+            return ExecutorStarted(
+                started.revision_id, started.base_id, started.load_ms, started.queue_ms, started.cached_token_count
+            )
         case "tokens":
             tokens = response.tokens
             return ExecutorTokens(

@@ -72,6 +72,7 @@ async def test_two_tenants_and_the_base_in_one_batch(rig: Rig, family) -> None:
     warm = await rig.answer(P, pirate)
     assert warm.tokens[0] == answers["pirate"]
     assert warm.started.load_ms == 0
+    assert warm.started.cached_token_count == 32
     assert warm.finished[0].usage.cached_token_count == 32
     await idle(rig)
     assert sorted(rig.peers.released) == sorted([pirate, terse])

@@ -25,16 +25,18 @@ class ExecuteRequest(_message.Message):
 class ExecuteResponse(_message.Message):
     __slots__ = ("started", "tokens", "finished")
     class Started(_message.Message):
-        __slots__ = ("revision_id", "base_id", "load_ms", "queue_ms")
+        __slots__ = ("revision_id", "base_id", "load_ms", "queue_ms", "cached_token_count")
         REVISION_ID_FIELD_NUMBER: _ClassVar[int]
         BASE_ID_FIELD_NUMBER: _ClassVar[int]
         LOAD_MS_FIELD_NUMBER: _ClassVar[int]
         QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+        CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
         revision_id: str
         base_id: str
         load_ms: float
         queue_ms: float
-        def __init__(self, revision_id: _Optional[str] = ..., base_id: _Optional[str] = ..., load_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ...) -> None: ...
+        cached_token_count: int
+        def __init__(self, revision_id: _Optional[str] = ..., base_id: _Optional[str] = ..., load_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., cached_token_count: _Optional[int] = ...) -> None: ...
     class Tokens(_message.Message):
         __slots__ = ("index", "token_ids", "logprobs", "kernel_path", "max_batch_adapter_count")
         INDEX_FIELD_NUMBER: _ClassVar[int]
