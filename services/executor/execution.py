@@ -21,18 +21,23 @@ class Execution:
         self._open: set[str] = set()
 
     def submit(self) -> None:
-        """Hand all answers to the engine.
+        """Hand all answers to the engine. Once after each `withdraw`.
 
         Raises:
-            Refused: one was not accepted; none runs then.
+            Refused: one was not accepted; those before it are cancelled.
         """
         for index, spec in enumerate(self._specs):
             try:
                 self._engine.submit(spec, self._sink(index))
             except Refused:
-                self.close()
+                self._cancel()
                 raise
             self._open.add(spec.request_id)
+
+    async def withdraw(self) -> None:
+        """Wait until what `submit` cancelled has ended: its ids may be used again, and no event of it is left."""
+        async for _ in self.events():
+            pass
 
     def _sink(self, index: int) -> Sink:
         def sink(event: Event) -> None:  # on the device thread
@@ -53,6 +58,9 @@ class Execution:
 
     def close(self) -> None:
         """Cancel every answer that has not ended."""
+        self._cancel()
+        self._open.clear()
+
+    def _cancel(self) -> None:
         for request_id in self._open:
             self._engine.cancel(request_id)
-        self._open.clear()

@@ -143,6 +143,7 @@ class ExecutorServicer(ExecutorServiceServicer):
                 # Evicted by hand between its load and its use: load it once more.
                 if last or error.reason is not RefusalReason.NOT_RESIDENT:
                     raise wire.refusal(error) from None
+                await execution.withdraw()
             finally:
                 if lease is not None:
                     lease.release()
@@ -319,9 +320,12 @@ class ExecutorServicer(ExecutorServiceServicer):
         try:
             async with asyncio.timeout(context.time_remaining() - MARGIN_S):
                 await asyncio.shield(asyncio.wrap_future(change))
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # Nobody waits for it any more: it must not refuse everybody until nothing runs, and merge after all.
             if revision_id is not None:
                 self._engine.merge(None)
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise LoraportError("DEADLINE_EXCEEDED", "something still runs or holds a revision") from None
         except Refused as error:
             raise wire.refusal(error) from None

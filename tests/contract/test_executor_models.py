@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from loraport.executor.v1 import executor_service_pb2 as pb
 from services.shared.config import ConfigError
 from tests.contract.executor_rig import Peers, running
-from tests.loader_rig import reason
+from tests.loader_rig import reason, until
 from tests.support.families import linears, make_family
 from tests.support.tiny import greedy, make_adapter, prompt_of, with_adapter
 
@@ -52,6 +52,25 @@ async def test_a_base_that_transformers_computes_serves_adapters_and_can_be_merg
             assert await reason(rig.answer(P, other)) == "MERGED_MODE"
         done = await rig.admin.SetMode(pb.SetModeRequest(), timeout=20)
         assert (done.mode, done.revision_id) == ("grouped", "")
+        assert (await rig.answer(P)).tokens[0] == answers[None]
+
+
+async def test_who_leaves_while_the_mode_changes_takes_it_back(tmp_path: Path, gemma) -> None:
+    root, answers = gemma
+    peers = Peers()
+    ids = {name: peers.publish(root / "base", root / name).revision_id for name in ("plain", "words")}
+    async with running(tmp_path, root / "base", peers, model={"dedicated": True}) as rig:
+        await rig.answer(P, ids["plain"])
+        held, _ = await rig.service._berths.hold(ids["words"])
+        change = rig.admin.SetMode(pb.SetModeRequest(revision_id=ids["plain"]), timeout=20)
+        waiting = asyncio.ensure_future(reason(change))
+        mode = rig.service._device.engine.state
+        await until(lambda: mode().mode == "merging")
+        change.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until(lambda: mode().mode == "grouped")
+        held.release()
         assert (await rig.answer(P)).tokens[0] == answers[None]
 
 

@@ -119,6 +119,32 @@ async def test_a_group_of_which_one_is_refused_leaves_nothing(family, world: Wor
     world.assert_idle()
 
 
+async def test_a_group_of_which_one_was_refused_can_be_handed_in_again(family, world: World) -> None:
+    revision = family[2].revision_id
+    execution = Execution(world.engine, answers(3, revision))
+    submit, evicted = world.engine.submit, []
+
+    def evict_after_the_first(spec: RequestSpec, sink: object) -> None:
+        submit(spec, sink)
+        if not evicted:
+            evicted.append(world.engine.evict(revision))
+            world.step()
+
+    world.engine.submit = evict_after_the_first
+    with pytest.raises(Exception, match="NOT_RESIDENT"):
+        execution.submit()
+    gone = asyncio.create_task(execution.withdraw())
+    await asyncio.sleep(0)
+    assert not gone.done()
+    world.step(2)
+    await asyncio.wait_for(gone, 5)
+    world.load(family[2].host())
+    execution.submit()
+    tokens = await ended(world, execution)
+    assert [len(tokens[index]) for index in range(3)] == [8, 8, 8]
+    world.assert_idle()
+
+
 def test_requests_of_one_prompt_wait_for_its_blocks_and_others_pass_them(family, world: World) -> None:
     plans = watch(world)
     base = family[1]
