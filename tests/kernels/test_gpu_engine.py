@@ -14,7 +14,9 @@ import torch
 import tests.kernels.triton_rig  # noqa: F401  (skips where there is no interpreter)
 from services.executor.engine.backend import Backend, Gpu, torch_attention
 from services.executor.engine.device_link import CpuLink
-from services.executor.kernels.graphs import Bucket, CaptureBudget
+from services.executor.kernels import gpu_lora
+from services.executor.kernels.graphs import CaptureBudget
+from services.executor.kernels.variants import KernelTable, Measured
 from services.executor.model.native import load_native
 from services.executor.request import Sampling
 from tests.support.harness import SMALL, World
@@ -85,20 +87,26 @@ def test_an_engine_on_the_kernels_answers_as_peft(family: Family) -> None:
     assert not any(path.endswith("-graph") for path in paths)
 
 
-def test_decode_steps_are_replayed_and_answer_the_same(family: Family) -> None:
-    """Buckets of 1, 2 and 4 rows, adapters that join and leave, base rows beside them, padding rows before them."""
+NARROW, WIDE = "triton-decode-4x8", "triton-prefill-16x16"
+
+
+def test_decode_steps_are_replayed_and_answer_the_same(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of 1, 2 and 4 rows, adapters that join and leave, base rows beside them, padding rows before them; on
+    other kernels while an adapter of rank 17 is among them."""
+    table = KernelTable("NVIDIA H200", (Measured(4, 16, NARROW), Measured(4, 256, WIDE)))
+    monkeypatch.setattr(gpu_lora, "load_table", lambda gpu: table)
     graphs = RecordedGraphs()
     world = open_gpu(family, graphs, max_rows=4)
     captured = world.engine._runner._graphs
     assert captured is not None
-    assert {Bucket(1, 0), Bucket(2, 2), Bucket(4, 0), Bucket(4, 4)} <= set(captured.buckets)
+    sizes = {(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (4, 0), (4, 1), (4, 2), (4, 4)}
+    assert {(b.rows, b.adapters) for b in captured.buckets} == sizes
+    assert {b.variant for b in captured.buckets} == {"", NARROW, WIDE}
     assert len(graphs.graphs) == len(captured.buckets)
     at_start = [graph.replays for graph in graphs.graphs]
     paths = answer_all(world, family)
     assert paths[0] == "base"
-    assert all(path.startswith("triton-") for path in paths[1:])
-    assert paths[-1].startswith("triton-decode-"), "nothing but decoding was left to do"
-    assert paths[-1].endswith("-graph")
+    assert paths[1:] == [WIDE + "-graph", WIDE + "-graph", NARROW + "-graph"]
     used = [graph.replays - before for graph, before in zip(graphs.graphs, at_start, strict=True)]
     assert sum(used) >= 3
     assert sum(count > 0 for count in used) >= 3, "one step after the other takes another bucket"

@@ -1,10 +1,11 @@
 """Decode steps replayed from captured graphs: buckets, static buffers, padding rows.
 
-A graph is captured for a bucket of rows and active adapters (`kernels/graphs.py`), from token ids to logits. What
-changes between steps lies in buffers with fixed addresses: tokens, positions, the attention's tables, the adapter
-kernels' work lists. A step takes the smallest bucket that holds it; spare rows come first, as rows of the base whose
-keys go to a block that nobody reads. Sampling is not part of the graph. Everything else runs eagerly: steps with
-prompts, with scores, with an adapter of the token embedding, and those that no bucket holds.
+A graph is captured for a bucket of rows, active adapters and kernels (`kernels/graphs.py`), from token ids to logits.
+What changes between steps lies in buffers with fixed addresses: tokens, positions, the attention's tables, the adapter
+kernels' work lists. So do the logits, in one buffer for all graphs, or each graph would keep its own. A step takes the
+smallest bucket that holds it, on the kernels that it would take by itself where they were captured; spare rows come
+first, as rows of the base whose keys go to a block that nobody reads. Sampling is not part of the graph. All else runs
+eagerly: steps with prompts, with scores, with an adapter of the token embedding, and those that no bucket holds.
 """
 
 from __future__ import annotations
@@ -39,11 +40,10 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """One bucket's graph, where it leaves its logits, and the adapter kernels in it (empty: none)."""
+    """One bucket's graph, and where it leaves its logits."""
 
     graph: Graph
     logits: torch.Tensor
-    variant: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,7 @@ class DecodeGraphs:
         self._where = where
         self._inputs: dict[int, _Inputs] = {}
         self._captured: dict[Bucket, _Captured] = {}
+        self._logits = torch.zeros(0)
         self.report: CaptureReport | None = None  # of the last `capture`
 
     @property
@@ -90,9 +91,15 @@ class DecodeGraphs:
         self, *, max_rows: int, max_adapters: int, budget: CaptureBudget, clock: Callable[[], float]
     ) -> CaptureReport:
         """Capture the buckets of steps up to these sizes, large ones first, within the budget as it is measured."""
-        cost = CaptureCost(layers=self._decoder.info.layers)
-        todo = plan_captures(max_rows=max_rows, max_adapters=max_adapters, cost=cost, budget=budget)
+        info = self._decoder.info
+        # The logits of a row are there twice: as the head leaves them, and in the buffer.
+        cost = CaptureCost(layers=info.layers, row_bytes=2 * info.vocab_size * info.dtype.itemsize)
+        variants = self._kernels.usual_variants if max_adapters else _none
+        todo = plan_captures(
+            max_rows=max_rows, max_adapters=max_adapters, variants=variants, cost=cost, budget=budget
+        )  # fmt: skip
         began, before = clock(), self._device.used_bytes()
+        self._logits = torch.zeros(max_rows, info.vocab_size, dtype=info.dtype, device=self._where)
         over: list[Bucket] = []
         unequal: list[Bucket] = []
         for bucket in todo:
@@ -112,15 +119,15 @@ class DecodeGraphs:
     def _capture(self, bucket: Bucket) -> bool:
         """Capture a bucket with padding rows alone; say whether replaying it gives the bits of an eager step."""
         inputs = self._inputs_of(bucket.rows)
-        variant = self._kernels.usual_variant(rows=bucket.rows, adapters=bucket.adapters) if bucket.adapters else ""
         idle = RowLayout(bucket.rows, bucket.rows, ())
         lora: Adapters = base_batch(idle)
-        if variant:
-            lora = KernelBatch(self._kernels.arrange(idle, (), variant=variant), None)
+        if bucket.variant:
+            lora = KernelBatch(self._kernels.arrange(idle, (), variant=bucket.variant), None)
+        out = self._logits[: bucket.rows]
 
         def work() -> torch.Tensor:
             hidden = self._decoder.hidden(Packed(inputs.tokens.tensor, inputs.positions.tensor, inputs.attention, lora))
-            return self._decoder.logits(hidden, lora)
+            return out.copy_(self._decoder.logits(hidden, lora))
 
         eager = work().clone()
         graph, logits = self._device.capture(work)
@@ -128,7 +135,7 @@ class DecodeGraphs:
         graph.replay()
         equal = torch.equal(logits, eager)
         if equal:
-            self._captured[bucket] = _Captured(graph, logits, variant)
+            self._captured[bucket] = _Captured(graph, logits)
         return equal
 
     def _inputs_of(self, rows: int) -> _Inputs:
@@ -147,20 +154,27 @@ class DecodeGraphs:
         if any(len(row.tokens) != 1 or not row.sample or row.targets for row in rows):
             return None
         layout = make_layout(owners, [1] * len(rows))
-        bucket = choose_bucket(self._captured, rows=len(rows), adapters=len(layout.segments))
         residents = self._pool.residents(revisions) if layout.segments else []
-        if bucket is None or residents is None:
+        if residents is None:
+            return None
+        own = self._kernels.own_variant(layout, residents) if residents else ""
+        bucket = choose_bucket(self._captured, rows=len(rows), adapters=len(layout.segments), variant=own)
+        if bucket is None:
             return None
         captured = self._captured[bucket]
         spare = bucket.rows - len(rows)
-        if captured.variant:
-            self._kernels.arrange(_behind(layout, spare), residents, variant=captured.variant)
+        if bucket.variant:
+            self._kernels.arrange(_behind(layout, spare), residents, variant=bucket.variant)
         inputs = self._inputs_of(bucket.rows)
         inputs.tokens.fill([0] * spare + [row.tokens[0] for row in rows])
         inputs.positions.fill([0] * spare + [row.start for row in rows])
         inputs.attention.fill([AttentionSpan(spare + i, 1, row.start, row.blocks) for i, row in enumerate(rows)])
         captured.graph.replay()
-        return captured.logits[spare:], captured.variant + GRAPH if captured.variant else BASE
+        return captured.logits[spare:], bucket.variant + GRAPH if bucket.variant else BASE
+
+
+def _none(rows: int, adapters: int) -> tuple[str, ...]:
+    return ()
 
 
 def _behind(layout: RowLayout, spare: int) -> RowLayout:

@@ -28,7 +28,7 @@ from services.executor.kernels.work import GroupShape, Resident, WorkLimits
 if TYPE_CHECKING:
     from services.executor.kernels.triton_lora import TritonLora, TritonStep
 
-_USUAL_RANK = 16
+_USUAL_RANKS = (16, 64)  # narrow and wide: by them a graph's variants are chosen; the most usual first
 _MOST_BYTES = 2**20  # of a table's file
 TABLES = Path(__file__).resolve().parent / "tables"
 
@@ -125,14 +125,20 @@ class GpuLora:
             return ReferenceStep(layout, tuple(residents), self._banks, self._rows_per_page)
         return self._kernels[variant or self._choose(layout, residents).name].load(layout, residents)
 
-    def usual_variant(self, *, rows: int, adapters: int) -> str:
-        """Return the variant for `rows` decode rows shared evenly by `adapters` adapters of the usual rank.
+    def usual_variants(self, rows: int, adapters: int) -> tuple[str, ...]:
+        """Return the variants for `rows` decode rows shared evenly by `adapters` adapters of usual ranks, most usual
+        first, each once.
 
         A graph holds one variant. It is right for every step of that size, and fast for the usual ones.
         """
         adapters = min(adapters, rows)
         counts = [rows // adapters + (i < rows % adapters) for i in range(adapters)]
-        return self._variant(make_layout(range(adapters), counts), (_USUAL_RANK,) * adapters).name
+        layout = make_layout(range(adapters), counts)
+        return tuple(dict.fromkeys(self._variant(layout, (rank,) * adapters).name for rank in _USUAL_RANKS))
+
+    def own_variant(self, layout: RowLayout, residents: Sequence[Resident]) -> str:
+        """Return the variant that `arrange` takes for a step when it is given none. There must be Triton."""
+        return self._choose(layout, residents).name
 
     def _choose(self, layout: RowLayout, residents: Sequence[Resident]) -> Variant:
         ranks = tuple(max(r.ranks.values(), default=0) for r in residents)

@@ -1,25 +1,31 @@
 """Which captured graph replays a decode step, and which graphs are captured. Pure: no device, no torch.
 
-A graph is captured for a number of rows, a number of active adapters and a kernel variant's rows per record (0: a base
-step without adapter kernels). A step takes the smallest bucket that holds it; its spare rows are padding rows of the
-base, whose results are dropped. The adapter kernels read their work from memory under a fixed grid, so adapters beyond
-those at capture are never skipped; the number of adapters is a bucket because it bounds metadata and chooses variants.
+A graph is captured for a number of rows, a number of active adapters and a kernel variant (none: a base step). A step
+takes the smallest bucket that holds it; its spare rows are padding rows of the base, whose results are dropped. The
+adapter kernels read their work from memory under a fixed grid, so adapters beyond those at capture are never skipped,
+and each variant is right for every step: the number of adapters is part of a bucket because it bounds metadata and
+chooses variants, the variant because narrow and wide ranks want different ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 ADAPTERS = (0, 1, 2, 4, 8, 16)
 
+# (rows, adapters) -> the kernel variants that such steps want, the most usual first
+Variants = Callable[[int, int], Sequence[str]]
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """What a graph was captured for: up to `rows` decode rows of up to `adapters` distinct adapters."""
+    """What a graph was captured for: up to `rows` decode rows of up to `adapters` distinct adapters, on the kernels of
+    `variant` (empty without adapters)."""
 
     rows: int
     adapters: int
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,47 +75,64 @@ def adapter_counts(max_adapters: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in ADAPTERS if n < max_adapters} | {max_adapters}))
 
 
-def all_buckets(*, max_rows: int, max_adapters: int) -> tuple[Bucket, ...]:
+def all_buckets(*, max_rows: int, max_adapters: int, variants: Variants) -> tuple[Bucket, ...]:
     """Return every bucket that some step needs: an adapter has at least one row."""
-    return tuple(
-        Bucket(rows, adapters)
+    return tuple(bucket for _, bucket in _in_turns(max_rows, max_adapters, variants))
+
+
+def _in_turns(max_rows: int, max_adapters: int, variants: Variants) -> list[tuple[int, Bucket]]:
+    """Return the buckets with the place of each one's variant: 0 is the most usual."""
+    counts = adapter_counts(max_adapters)
+    return [
+        (turn, Bucket(rows, adapters, variant))
         for rows in row_sizes(max_rows)
-        for adapters in adapter_counts(max_adapters)
-        if adapters == 0 or _below(adapters, adapter_counts(max_adapters)) < rows
-    )
+        for adapters in counts
+        if adapters == 0 or _below(adapters, counts) < rows
+        for turn, variant in enumerate(variants(rows, adapters) if adapters else ("",))
+    ]
 
 
 def _below(value: int, values: Iterable[int]) -> int:
     return max((v for v in values if v < value), default=-1)
 
 
-def plan_captures(*, max_rows: int, max_adapters: int, cost: CaptureCost, budget: CaptureBudget) -> tuple[Bucket, ...]:
-    """Return the buckets to capture, in capture order (large first, so that they share one memory pool).
+def plan_captures(
+    *, max_rows: int, max_adapters: int, variants: Variants, cost: CaptureCost, budget: CaptureBudget
+) -> tuple[Bucket, ...]:
+    """Return the buckets to capture, in capture order: large first, so that they share one memory pool; usual variants
+    before the others, which are what is lost when capturing takes longer than was thought.
 
-    What the budget cannot hold is left out, and its steps take a larger bucket or run eagerly. The largest bucket and
-    the base steps come first: they hold every step that any bucket holds. Then few adapters before many, and few rows
-    before many: there the launches weigh most.
+    What the budget cannot hold is left out, and its steps take another bucket or run eagerly. The largest bucket and
+    the base steps come first: they hold every step that any bucket holds. Then usual variants before others, few
+    adapters before many, and few rows before many: there the launches weigh most.
     """
-    wanted = all_buckets(max_rows=max_rows, max_adapters=max_adapters)
-    most = max(b.adapters for b in wanted)
+    wanted = _in_turns(max_rows, max_adapters, variants)
+    most = max(b.adapters for _, b in wanted)
     order = sorted(
-        wanted, key=lambda b: (b.rows != max_rows or b.adapters != most, b.adapters != 0, b.rows, b.adapters)
+        wanted,
+        key=lambda one: (
+            one[0] > 0 or one[1].rows != max_rows or one[1].adapters != most,
+            one[1].adapters != 0,
+            one[0],
+            one[1],
+        ),
     )
     seconds, size = 0.0, cost.row_bytes * max_rows
     chosen = []
-    for bucket in order:
+    for turn, bucket in order:
         seconds += cost.seconds(bucket)
         size += cost.own_bytes(bucket)
         if seconds > budget.seconds or size > budget.bytes:
             break
-        chosen.append(bucket)
-    return tuple(sorted(chosen, reverse=True))
+        chosen.append((turn, bucket))
+    return tuple(bucket for _, bucket in sorted(chosen, key=lambda one: (one[0], -one[1].rows, -one[1].adapters)))
 
 
-def choose_bucket(captured: Iterable[Bucket], *, rows: int, adapters: int) -> Bucket | None:
-    """Return the captured bucket that replays a step with the least spare rows, then the least spare adapters.
+def choose_bucket(captured: Iterable[Bucket], *, rows: int, adapters: int, variant: str = "") -> Bucket | None:
+    """Return the captured bucket that replays a step with the least spare rows, then the least spare adapters; of those
+    the one of the `variant` that the step would take by itself, if it is there.
 
     A base step takes a base bucket only, and a step with adapters never does. None: run the step eagerly.
     """
     fits = [b for b in captured if b.rows >= rows and b.adapters >= adapters and (b.adapters == 0) == (adapters == 0)]
-    return min(fits, default=None)
+    return min(fits, key=lambda b: (b.rows, b.adapters, b.variant != variant, b.variant), default=None)
