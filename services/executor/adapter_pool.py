@@ -95,6 +95,7 @@ class AdapterPool:
         self._lease_owner: dict[int, str] = {}
         self._next_lease = 1
         self._refused: set[str] = set()
+        self._leaving: set[str] = set()
         self._wanted: frozenset[str] = frozenset()
         self._shares = Shares()
         self._now = 0.0
@@ -134,7 +135,7 @@ class AdapterPool:
         """
         if revision_id in self._residents:
             raise ValueError(f"{revision_id} is on the device already")
-        if revision_id in self._refused:
+        if self._refuses(revision_id):
             raise Refused(RefusalReason.REVOKED, f"{revision_id} may not be loaded")
         need = self.pages_for(rank)
         if rank < 1 or need > self.page_count:
@@ -211,10 +212,10 @@ class AdapterPool:
         self._free(revision_id)
 
     def lease(self, revision_id: str, *, now: float, use: bool = True) -> int | None:
-        """Take a lease on a READY revision and return its id; None when it is not READY. Without `use` it does not
-        count as one."""
+        """Take a lease on a READY revision and return its id; None when it is not READY, or refused. Without `use` it
+        does not count as one."""
         resident = self._residents.get(revision_id)
-        if resident is None or resident.state is not Berth.READY:
+        if resident is None or resident.state is not Berth.READY or self._refuses(revision_id):
             return None
         lease, self._next_lease = self._next_lease, self._next_lease + 1
         resident.leases.add(lease)
@@ -250,6 +251,7 @@ class AdapterPool:
 
         Returns whether the revision is off the device already. A LOADING one is aborted.
         """
+        self._leaving.discard(revision_id)
         resident = self._residents.get(revision_id)
         if resident is None:
             return True
@@ -261,9 +263,12 @@ class AdapterPool:
         self._free(revision_id)
         return True
 
-    def refuse(self, revision_id: str) -> None:
-        """Never reserve pages for this revision again (it was revoked)."""
-        self._refused.add(revision_id)
+    def refuse(self, revision_id: str, *, final: bool = True) -> None:
+        """Give this revision no lease and no pages: never again (it was revoked), or until it has been drained."""
+        (self._refused if final else self._leaving).add(revision_id)
+
+    def _refuses(self, revision_id: str) -> bool:
+        return revision_id in self._refused or revision_id in self._leaving
 
     def pin(self, revision_id: str, *, pinned: bool) -> None:
         """Keep a resident revision from eviction, or allow it again. Raises KeyError when it is not on the device."""

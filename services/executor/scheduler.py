@@ -262,13 +262,6 @@ class Scheduler:
             self._take(request, row, outcome)
         return self.take_events()
 
-    def fault(self, plan: Plan) -> tuple[Event, ...]:
-        """The device failed on this plan: end its requests with ENGINE_FAULT and trust nothing it wrote."""
-        for request in [self._by_id[row.request_id] for row in plan.rows if row.request_id in self._by_id]:
-            self._tables.distrust(request)
-            self._finish(request, FinishReason.ENGINE_FAULT)
-        return self.take_events()
-
     def _take(self, request: Request, row: Row, outcome: RowResult) -> None:
         if outcome.failure is not None:
             self._tables.distrust(request)

@@ -125,7 +125,9 @@ class Story:
         owners = [row.revision_id for row in plan.rows]
         assert owners == sorted(owners, key=lambda o: (o is not None, o or ""))
         if fault and plan.rows:
-            self.hear(self.scheduler.fault(plan))
+            lost = tuple(RowResult(request_id=row.request_id, failure=FinishReason.ENGINE_FAULT) for row in plan.rows)
+            result = StepResult(step=plan.step, rows=lost, kernel_path="")
+            self.hear(self.scheduler.commit(plan, result, now=self.now))
         elif plan.rows:
             self.hear(self.scheduler.commit(plan, self.device.run(plan, fail), now=self.now))
         self.hear(self.scheduler.take_events())

@@ -8,7 +8,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
 
 from services.executor.adapter_pool import AdapterPool, Berth
 from services.executor.engine.device_pool import DevicePool
@@ -57,7 +60,8 @@ class _Load:
 
 
 class Loads:
-    """First come, first served; one load per revision whoever asks."""
+    """One load per revision whoever asks. Whichever comes first is tried first; who needs more room than there is lets
+    later ones pass. What fails on the device fails its load alone."""
 
     def __init__(
         self,
@@ -67,12 +71,14 @@ class Loads:
         lock: threading.RLock,
         make_lease: Callable[[str], Lease | None],
         clock: Callable[[], float],
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         self._adapters = adapters
         self._device = device
         self._lock = lock
         self._make_lease = make_lease
         self._clock = clock
+        self._on_fault = on_fault
         self._queue: dict[str, _Load] = {}
         self.done = 0
 
@@ -98,31 +104,49 @@ class Loads:
         """Reserve pages for loads that can have them, then copy up to about `budget_bytes`; returns what is left."""
         for revision_id, load in list(self._queue.items()):
             if load.pages is None:
-                self._reserve(revision_id, load)
+                with self._alone(revision_id, load):
+                    self._reserve(revision_id, load)
         for revision_id, load in list(self._queue.items()):
             if load.writer is None or budget_bytes <= 0:
                 continue
-            for copied in load.writer:
-                budget_bytes -= copied
-                load.copied += copied
-                if budget_bytes <= 0 or copied == 0:  # 0: the device still copies, there is nothing to do
-                    break
-            else:
-                self._finish(revision_id, load)
+            with self._alone(revision_id, load):
+                for copied in load.writer:
+                    budget_bytes -= copied
+                    load.copied += copied
+                    if budget_bytes <= 0 or copied == 0:  # 0: the device still copies, there is nothing to do
+                        break
+                else:
+                    self._finish(revision_id, load)
         return budget_bytes
+
+    @contextmanager
+    def _alone(self, revision_id: str, load: _Load) -> Iterator[None]:
+        """Let what goes wrong with a load end it and nothing else; its pages are erased, as any that lost their owner.
+
+        A device that is gone fails that, and with it the engine.
+        """
+        try:
+            yield
+        except Refused as refusal:
+            self._fail(revision_id, refusal)
+        except Exception as error:
+            if load.pages is not None:
+                with self._lock:
+                    self._adapters.abort(revision_id)
+            if isinstance(error, torch.OutOfMemoryError):
+                error = Refused(RefusalReason.ADAPTER_POOL_FULL, "the device has no memory left for the adapter")
+            else:
+                self._on_fault(error)
+            self._fail(revision_id, error)
 
     def _reserve(self, revision_id: str, load: _Load) -> None:
         if all(waiter.cancelled() for waiter in load.waiters):
             del self._queue[revision_id]
             return
-        try:
-            with self._lock:
-                if self._adapters.state(revision_id) is Berth.DRAINING:
-                    return
-                load.pages = self._adapters.reserve(revision_id, rank=load.staged.rank, tenant=load.tenant)
-        except Refused as refusal:
-            self._fail(revision_id, refusal)
-            return
+        with self._lock:
+            if self._adapters.state(revision_id) is Berth.DRAINING:
+                return
+            load.pages = self._adapters.reserve(revision_id, rank=load.staged.rank, tenant=load.tenant)
         if load.pages is not None:
             load.reserved_at = self._clock()
             self._device.prepare(load.pages)
@@ -139,9 +163,11 @@ class Loads:
         reserve_ms, transfer_ms = (load.reserved_at - load.asked_at) * 1000, (now - load.reserved_at) * 1000
         for waiter in load.waiters:
             lease = self._make_lease(revision_id)
-            assert lease is not None
-            lease.times = LoadTimes(reserve_ms, transfer_ms, load.copied)
-            _answer(waiter, lease)
+            if lease is not None:
+                lease.times = LoadTimes(reserve_ms, transfer_ms, load.copied)
+                _answer(waiter, lease)
+            elif waiter.set_running_or_notify_cancel():
+                waiter.set_exception(Refused(RefusalReason.REVOKED, f"{revision_id} may serve no longer"))
 
     def _fail(self, revision_id: str, error: Exception) -> None:
         for waiter in self._queue.pop(revision_id).waiters:

@@ -23,6 +23,7 @@ from services.executor.engine.open_requests import OpenRequests, Sink
 from services.executor.engine.runner import Runner
 from services.executor.engine.staging import Staged
 from services.executor.engine.state import EngineState, read_state
+from services.executor.engine.steps import Steps
 from services.executor.plan import Plan
 from services.executor.request import Event, FinishReason, RefusalReason, Refused, RequestSpec
 from services.executor.scheduler import Scheduler
@@ -58,6 +59,7 @@ class Engine:
         on_fault: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._runner = runner
+        self._steps = Steps(runner, on_fault=on_fault)
         self._scheduler = scheduler
         self._adapters = adapters
         self._clock = clock
@@ -68,7 +70,7 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._open = OpenRequests(self._lock, cancel=self.cancel, on_fault=on_fault)
         hold = partial(self.acquire, use=False)
-        self._loads = Loads(adapters, runner.pool, lock=self._lock, make_lease=hold, clock=clock)
+        self._loads = Loads(adapters, runner.pool, lock=self._lock, make_lease=hold, clock=clock, on_fault=on_fault)
         forget = scheduler.blocks.forget
         self._modes = Modes(runner, adapters, dedicated=self._options.dedicated, forget_keys=forget)
         self._thread: threading.Thread | None = None
@@ -154,14 +156,13 @@ class Engine:
         return self.ask(lambda: self._evict(revision_id))
 
     def revoke(self, revision_id: str, *, final: bool) -> Future[None]:
-        """End every request of a revision with REVOKED, erase its pages and cached keys.
+        """End every request of a revision with REVOKED, erase its pages and cached keys; the engine fails if it cannot.
 
-        With `final` it is refused from now on, also while this call is under way.
+        It is refused from now on, also while this call is under way; with `final`, for ever.
         """
-        if final:
-            with self._lock:
-                self._adapters.refuse(revision_id)
-        return self.ask(lambda: self._revoke(revision_id))
+        with self._lock:
+            self._adapters.refuse(revision_id, final=final)
+        return self.ask(lambda: self._revoke(revision_id), vital=True)
 
     def merge(self, revision_id: str | None) -> Future[None]:
         """Enter merged mode for a resident revision, or leave it (None), when nothing runs any more: see merging.py.
@@ -261,13 +262,10 @@ class Engine:
 
     def _run_plan(self, plan: Plan) -> tuple[Event, ...]:
         began = self._clock()
-        try:
-            result = self._runner.run(plan)
-        except Exception as error:
-            self._on_fault(error)
-            return self._scheduler.fault(plan)
+        result, whole = self._steps.run(plan)
         with self._lock:
-            self.meter.note(plan, result, took_s=self._clock() - began, adapter_bytes=self._adapters.size_bytes)
+            if whole:
+                self.meter.note(plan, result, took_s=self._clock() - began, adapter_bytes=self._adapters.size_bytes)
             self._tokens_out += sum(row.token is not None for row in result.rows)
             return self._scheduler.commit(plan, result, now=self._clock())
 
@@ -296,14 +294,17 @@ class Engine:
         self._loads.stop(revision_id, RefusalReason.REVOKED)
         with self._lock:
             self._scheduler.end_revision(revision_id, FinishReason.REVOKED)
-            freed = self._scheduler.blocks.take_freed()
-        self._runner.cache.clear(freed)
-        self._runner.cache.erase(freed)
-        self._open.deliver(self._scheduler.take_events())
-        with self._lock:
-            self._modes.gone(revision_id)
-            self._adapters.drain(revision_id)
-        self._scrub(_WHOLE)
+            freed, events = self._scheduler.blocks.take_freed(), self._scheduler.take_events()
+            self._open.give_back(events)
+        try:
+            with self._lock:
+                self._modes.gone(revision_id)
+                self._adapters.drain(revision_id)
+            self._scrub(_WHOLE)
+            self._runner.cache.clear(freed)
+            self._runner.cache.erase(freed)
+        finally:  # Who hears of it finds nothing left.
+            self._open.deliver(events)
 
     def _scrub(self, budget: int) -> int:
         """Erase pages without an owner, about `budget` bytes of them; returns what is left of it."""
@@ -334,24 +335,26 @@ class Engine:
             self._wake.notify_all()
             return True
 
-    def ask(self, question: Callable[[], _T]) -> Future[_T]:
+    def ask(self, question: Callable[[], _T], *, vital: bool = False) -> Future[_T]:
         """Compute something on the device thread, between two steps; fails with Refused: DRAINING when it has ended.
 
-        It is computed also when whoever asked has gone away meanwhile.
+        It is computed also when whoever asked has gone away meanwhile. Where it is `vital`, an error fails the engine.
         """
         answer: Future[_T] = Future()
-        if not self._post(lambda: _answer(answer, question)):
+        if not self._post(lambda: _answer(answer, question, vital=vital)):
             answer.set_exception(Refused(RefusalReason.DRAINING, "the executor has stopped"))
         return answer
 
 
-def _answer(waiter: Future[_T], question: Callable[[], _T]) -> None:
+def _answer(waiter: Future[_T], question: Callable[[], _T], *, vital: bool) -> None:
     heard = waiter.set_running_or_notify_cancel()
     try:
         result = question()
     except Exception as error:
         if heard:
             waiter.set_exception(error)
+        if vital:
+            raise
     else:
         if heard:
             waiter.set_result(result)

@@ -38,6 +38,13 @@ class OpenRequests:
     def add(self, request_id: str, sink: Sink, lease: Lease | None) -> None:
         self._by_id[request_id] = _Open(sink, lease)
 
+    def give_back(self, events: tuple[Event, ...]) -> None:
+        """Release the leases of requests that end with these events, before they are told."""
+        for event in events:
+            lease = self._by_id[event.request_id].lease
+            if isinstance(event, Ended) and lease is not None:
+                lease.release()
+
     def deliver(self, events: tuple[Event, ...]) -> None:
         """Tell the sinks. The last event of a request comes after its lease was given back; a sink that fails loses
         its request."""

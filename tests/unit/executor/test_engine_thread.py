@@ -105,8 +105,8 @@ def test_close_ends_what_runs(base) -> None:
 def test_a_bug_in_the_loop_ends_every_request_and_refuses_more(base) -> None:
     faults: list[BaseException] = []
     engine = start(base[1], faults)
-    waiter = ask(engine, "x", count=200)
     engine._scheduler.commit = None  # type: ignore[assignment,method-assign]
+    waiter = ask(engine, "x", count=200)
     assert waiter.over.wait(30)
     assert waiter.ended[0].reason is FinishReason.ENGINE_FAULT
     assert engine.state().failed
