@@ -67,17 +67,19 @@ def s3_server(folder: Path, address: str = "") -> Iterator[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
     try:
-        for _ in range(200):
+        ends = time.monotonic() + 60
+        while True:
             try:
                 s3_store(address).prepare()
                 break
             except LoraportError:
                 assert process.poll() is None, "rclone ended at once"
+                assert time.monotonic() < ends, "rclone does not answer"
                 time.sleep(0.05)
         yield address
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def s3_store(address: str) -> S3Store:
@@ -254,7 +256,7 @@ class Rig:
             bundle.config if settings is None else settings,
             bundle.weights if content is None else content,
         )
-        return await self.uploads.Upload(iter(parts), timeout=20)
+        return await self.uploads.Upload(iter(parts), timeout=60)
 
     async def activate(self, bundle: Bundle) -> None:
         await self.registry.move(bundle.revision_id, State.STATE_ACTIVE)
@@ -268,17 +270,17 @@ class Rig:
 
     async def ensure(self, bundle: Bundle, *, by: str = "executor-0") -> tuple[list[int], Any]:
         """Returns (stages, lease)."""
-        call = self.executor(by).EnsureHost(pb.EnsureHostRequest(revision_id=bundle.revision_id), timeout=20)
+        call = self.executor(by).EnsureHost(pb.EnsureHostRequest(revision_id=bundle.revision_id), timeout=60)
         events = [event async for event in call]
         assert [event.WhichOneof("event") for event in events[:-1]] == ["stage"] * (len(events) - 1)
         return [event.stage.stage for event in events[:-1]], events[-1].lease
 
     async def read(self, lease: Any, *, by: str = "executor-0") -> bytes:
-        call = self.executor(by).ReadBlob(pb.ReadBlobRequest(lease_id=lease.lease_id), timeout=20)
+        call = self.executor(by).ReadBlob(pb.ReadBlobRequest(lease_id=lease.lease_id), timeout=60)
         return b"".join([piece.data async for piece in call])
 
     async def inventory(self) -> Any:
-        return await self.executor("executor-0").Inventory(pb.InventoryRequest(), timeout=5)
+        return await self.executor("executor-0").Inventory(pb.InventoryRequest(), timeout=60)
 
     def stored_path(self, bundle: Bundle) -> Path:
         return self.folder / "verified" / verified_key(bundle.digest)
@@ -388,7 +390,7 @@ async def reason(call: Any) -> str:
     return ""
 
 
-async def until(condition: Callable[[], Any], *, timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], *, timeout_s: float = 60.0) -> None:
     """Waits until something holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():

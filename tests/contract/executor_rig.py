@@ -201,7 +201,7 @@ class Rig:
             "revision_id": revision_id,
             "base_id": self.peers.base,
             "request_id": f"q{time.monotonic_ns()}",
-            "expires": int(time.time()) + 30,
+            "expires": int(time.time()) + 55,
         }
         return seal(Ticket(**{**fields, **changes}), key or self.router_key)
 
@@ -211,7 +211,7 @@ class Rig:
         revision_id: str = "",
         *,
         ticket: bytes | None = None,
-        timeout: float = 30,
+        timeout: float = 60,
         priority: int = 0,
         **sampling: Any,
     ) -> Any:
@@ -229,7 +229,14 @@ class Rig:
         return await collect(self.call(*arguments, **options))
 
     async def state(self) -> Any:
-        return await self.stub.State(pb.StateRequest(), timeout=5)
+        return await self.stub.State(pb.StateRequest(), timeout=60)
+
+
+def slowly(rig: Rig) -> None:
+    """Makes every step take a twentieth of a second, so that what runs is still running once a test has looked."""
+    runner = rig.service._device.engine._runner
+    run = runner.run
+    runner.run = lambda plan: (time.sleep(0.05), run(plan))[1]
 
 
 @dataclass

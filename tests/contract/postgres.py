@@ -54,7 +54,7 @@ def server() -> Iterator[str]:
             yield str(folder)
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(timeout=30)
+            process.wait(timeout=60)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -49,7 +49,7 @@ IDENTITIES = {
 LEAVES = {name: make_leaf(ca, uri=uri) for name, (ca, uri) in IDENTITIES.items()}
 REGISTRY_KEY, LOADER_KEY, ROUTER_KEY = SigningKey.generate(), SigningKey.generate(), SigningKey.generate()
 PEPPER = b"0123456789abcdef0123456789abcdef"
-TIMEOUT = 20
+TIMEOUT = 120
 
 
 def digest_of(text: str) -> str:

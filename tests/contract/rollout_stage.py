@@ -78,8 +78,7 @@ class Stage:
             to_revision_id=self.new, base_model="tiny", state=State.Value(f"STATE_{state}"), share_basis_points=share,
             step_index=step, generation=self.generation, ended=ended, **more,
         )  # fmt: skip
-        await self.world.registry.put(cpb.CatalogItem(rollout=item))
-        await eventually(lambda: self.world.router._catalog.view.epoch == self.world.registry.epoch)
+        await self.world.put(cpb.CatalogItem(rollout=item))
 
     async def ask(self, session: str = "", **options):
         client = self.world.client()
@@ -102,12 +101,12 @@ async def staged(folder: Path) -> AsyncIterator[Stage]:
         cpb.CatalogItem(revision=newer),
     ]
     world.registry_services.append((rollout_stubs.add_RolloutServiceServicer_to_server, desk))
-    world.overrides["executor_wait_s"] = 5.0
+    world.overrides["executor_wait_s"] = 60.0
     await world.start_registry()
     for name in ("e0", "e1"):
         await world.start_executor(name)
     await world.start_router()
-    await eventually(lambda: all(e.serving for e in world.router._fleet.view().executors), 20.0)
+    await eventually(lambda: all(e.serving for e in world.router._fleet.view().executors))
     try:
         yield Stage(world, desk, world.registry.revision("acme", "pirate").revision_id, newer.revision_id)
     finally:

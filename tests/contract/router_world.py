@@ -29,6 +29,7 @@ from loraport.registry.v1 import catalog_service_pb2_grpc as catalog_stubs
 from loraport.registry.v1.adapter_service_pb2 import Revision
 from loraport.types.v1 import types_pb2
 from services.router.config import RouterConfig
+from services.router.members import UNKNOWN
 from services.router.service import RouterService, build
 from services.shared.config import from_mapping
 from services.shared.errors import LoraportError
@@ -358,8 +359,19 @@ class World:
         }
 
     async def start_router(self) -> None:
+        """Also waits until the router has heard of every peer that runs."""
         self.router = await build(from_mapping(RouterConfig, self.config(), where="test"))
         await self.router.start()
+        if "registry" in self.servers:
+            await eventually(lambda: self.router._catalog.view.synced)
+        members = self.router._fleet.members
+        for name in self.executors.keys() & self.servers.keys():
+            await eventually(lambda name=name: members.fault(name) not in (UNKNOWN, "its base model is not registered"))
+
+    async def put(self, *items: cpb.CatalogItem) -> None:
+        """Changes the catalog, and waits until the router has heard of it."""
+        await self.registry.put(*items)
+        await eventually(lambda: self.router._catalog.view.epoch >= self.registry.epoch)
 
     async def stop(self) -> None:
         if self.router is not None:
@@ -367,7 +379,7 @@ class World:
         for server in self.servers.values():
             await server.stop(0)
 
-    def client(self, tenant: str = "acme", *, key: str | None = None, timeout: float | None = 10.0) -> AsyncClient:
+    def client(self, tenant: str = "acme", *, key: str | None = None, timeout: float | None = 60.0) -> AsyncClient:
         return AsyncClient(
             f"127.0.0.1:{self.router.user_port}",
             api_key=key or api_key(tenant),
@@ -380,7 +392,7 @@ class World:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Waits until something holds; how long it takes is not what a test is about."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.executor import loader_client
 from services.loader.handover import HandoverSocket, Tokens
 from services.loader.sealed import Blob
 from tests.contract.executor_rig import Peers, Rig, running
@@ -64,11 +66,12 @@ def family(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-async def rig(tmp_path: Path, family) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, family, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    monkeypatch.setattr(loader_client, "take_over", partial(loader_client.take_over, patience_s=60.0))
     root, _ = family
     peers = Handing(path=str(tmp_path / "s"))
     peers.publish(root / "base", root / "pirate")
-    served = HandoverSocket(peers.path, peers.redeem)
+    served = HandoverSocket(peers.path, peers.redeem, patience_s=60.0)
     served.start()
     async with running(tmp_path, root / "base", peers) as rig:
         yield rig

@@ -41,16 +41,16 @@ async def test_a_base_that_transformers_computes_serves_adapters_and_can_be_merg
         state = await rig.state()
         assert (state.decoder, state.mode, state.merged_revision_id) == ("transformers", "grouped", "")
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await rig.stub.SetMode(pb.SetModeRequest(revision_id=ids["plain"]), timeout=10)
+            await rig.stub.SetMode(pb.SetModeRequest(revision_id=ids["plain"]), timeout=60)
         assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        done = await rig.admin.SetMode(pb.SetModeRequest(revision_id=ids["plain"]), timeout=20)
+        done = await rig.admin.SetMode(pb.SetModeRequest(revision_id=ids["plain"]), timeout=60)
         assert (done.mode, done.revision_id) == ("merged", ids["plain"])
         merged = await rig.answer(P, ids["plain"])
         assert merged.tokens[0] == answers["plain"]
         assert merged.finished[0].kernel_path == "merged"
         for other in ("", ids["words"]):
             assert await reason(rig.answer(P, other)) == "MERGED_MODE"
-        done = await rig.admin.SetMode(pb.SetModeRequest(), timeout=20)
+        done = await rig.admin.SetMode(pb.SetModeRequest(), timeout=60)
         assert (done.mode, done.revision_id) == ("grouped", "")
         assert (await rig.answer(P)).tokens[0] == answers[None]
 
@@ -79,9 +79,9 @@ async def test_a_shared_executor_is_not_merged(tmp_path: Path, gemma) -> None:
     peers = Peers()
     plain = peers.publish(root / "base", root / "plain").revision_id
     async with running(tmp_path, root / "base", peers) as rig:
-        ask = rig.admin.SetMode(pb.SetModeRequest(revision_id=plain), timeout=20)
+        ask = rig.admin.SetMode(pb.SetModeRequest(revision_id=plain), timeout=60)
         assert await reason(ask) == "SHARED_EXECUTOR"
-        assert (await rig.admin.SetMode(pb.SetModeRequest(), timeout=5)).mode == "grouped"
+        assert (await rig.admin.SetMode(pb.SetModeRequest(), timeout=60)).mode == "grouped"
 
 
 async def test_a_base_that_nothing_computes_is_refused_at_start_in_one_line(tmp_path: Path) -> None:

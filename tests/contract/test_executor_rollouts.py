@@ -78,12 +78,12 @@ async def start(rig: Rig, old: str = "old", new: str = "new", *, ended: bool = F
 
 def preload(rig: Rig, revision: str, **options: Any) -> Any:
     ticket = options.pop("ticket", None) or rig.ticket(revision)
-    return rig.stub.Preload(pb.PreloadRequest(ticket=ticket, revision_id=revision), timeout=20)
+    return rig.stub.Preload(pb.PreloadRequest(ticket=ticket, revision_id=revision), timeout=60)
 
 
 def probe(rig: Rig, revision: str, **changes: Any) -> Any:
     fields = {"prompt_token_ids": PROMPT, "continuation_token_ids": REST, "reference": True, **changes}
-    return rig.stub.Probe(pb.ProbeRequest(ticket=rig.ticket(revision), revision_id=revision, **fields), timeout=20)
+    return rig.stub.Probe(pb.ProbeRequest(ticket=rig.ticket(revision), revision_id=revision, **fields), timeout=60)
 
 
 async def test_what_a_rollout_needs_is_loaded_and_stays_while_it_runs(rig: Rig) -> None:

@@ -13,7 +13,7 @@ import pytest
 from loraport.bundle.envelope import SigningKey
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.types.v1 import types_pb2
-from tests.contract.executor_rig import Peers, Rig, State, running
+from tests.contract.executor_rig import Peers, Rig, State, running, slowly
 from tests.loader_rig import reason, until
 from tests.support.tiny import ALL, greedy, make_adapter, make_base, prompt_of, with_adapter
 
@@ -163,6 +163,7 @@ async def test_a_bad_load_fails_its_requests_only(rig: Rig, family, fault: str) 
 
 
 async def test_revocation_ends_streams_and_empties_the_device(rig: Rig) -> None:
+    slowly(rig)
     pirate = revision(rig, "pirate")
     stream = rig.call(P, pirate, max_tokens=200, ignore_eos=True)
     await anext(aiter(stream))
@@ -199,7 +200,7 @@ async def test_an_executor_that_hears_of_no_revocation_any_more_does_not_look_al
     await asyncio.sleep(0)
     rig.peers.published[pirate].state = State.STATE_REVOKED
     await rig.peers.tell()
-    await asyncio.wait_for(failed, 10)
+    await asyncio.wait_for(failed, 60)
 
 
 async def test_a_record_that_the_registry_did_not_sign_is_not_believed(rig: Rig) -> None:
@@ -257,6 +258,7 @@ async def test_bad_input_is_refused_with_its_reason(rig: Rig) -> None:
     ]
     for prompt, options, expected in cases:
         assert await reason(rig.call(prompt, **options)) == expected, (len(prompt), options)
+    slowly(rig)
     ticket = rig.ticket()
     first = rig.call(P, ticket=ticket, max_tokens=200, ignore_eos=True)
     await anext(aiter(first))
@@ -279,16 +281,17 @@ async def test_ensure_device_streams_stages_and_evict_undoes_it(rig: Rig) -> Non
     assert stages == ["FETCH", "RESERVE", "TRANSFER", "READY"]
     again = [r.stage.stage async for r in rig.stub.EnsureDevice(pb.EnsureDeviceRequest(revision_id=pirate))]
     assert again == [types_pb2.LOAD_STAGE_READY]
+    slowly(rig)
     shown = (await rig.state()).revisions[0]
     assert (shown.revision_id, shown.state, shown.lease_count, len(shown.stages)) == (pirate, "READY", 0, 4)
     stream = rig.call(P, pirate, max_tokens=200, ignore_eos=True)
     await anext(aiter(stream))
-    held = await rig.stub.Evict(pb.EvictRequest(revision_id=pirate), timeout=5)
+    held = await rig.stub.Evict(pb.EvictRequest(revision_id=pirate), timeout=60)
     assert (held.evicted, held.lease_count) == (False, 1)
     stream.cancel()
     await until(lambda: not rig.service._device.engine.state().residents)
-    assert await reason(rig.stub.Evict(pb.EvictRequest(revision_id=pirate), timeout=5)) == "REVISION_NOT_RESIDENT"
-    assert await reason(rig.stub.Evict(pb.EvictRequest(revision_id="x"), timeout=5)) == "INVALID_REQUEST"
+    assert await reason(rig.stub.Evict(pb.EvictRequest(revision_id=pirate), timeout=60)) == "REVISION_NOT_RESIDENT"
+    assert await reason(rig.stub.Evict(pb.EvictRequest(revision_id="x"), timeout=60)) == "INVALID_REQUEST"
 
 
 async def test_state_counts(rig: Rig) -> None:
@@ -301,13 +304,13 @@ async def test_state_counts(rig: Rig) -> None:
 async def test_drain_lets_requests_end_and_refuses_more(rig: Rig) -> None:
     stream = rig.call(P, max_tokens=100, ignore_eos=True)
     await anext(aiter(stream))
-    draining = rig.stub.Drain(pb.DrainRequest(), timeout=20)
+    draining = rig.stub.Drain(pb.DrainRequest(), timeout=60)
     await until(lambda: rig.service._device.engine.state().draining)
     assert await reason(rig.call(P)) == "DRAINING"
     assert await reason(stream) == ""
     assert (await draining).running_count == 0
     assert (await rig.state()).state == "DRAINING"
-    assert (await rig.stub.Drain(pb.DrainRequest(undrain=True), timeout=20)).running_count == 0
+    assert (await rig.stub.Drain(pb.DrainRequest(undrain=True), timeout=60)).running_count == 0
     assert (await rig.state()).state == "SERVING"
     assert await reason(rig.call(P)) == ""
 
@@ -315,7 +318,7 @@ async def test_drain_lets_requests_end_and_refuses_more(rig: Rig) -> None:
 async def test_a_drain_that_answers_at_once_leaves_what_runs(rig: Rig) -> None:
     stream = rig.call(P, max_tokens=100, ignore_eos=True)
     await anext(aiter(stream))
-    await rig.stub.Drain(pb.DrainRequest(at_once=True), timeout=20)
+    await rig.stub.Drain(pb.DrainRequest(at_once=True), timeout=60)
     assert (await rig.state()).state == "DRAINING"
     assert await reason(stream) == ""
 
@@ -338,5 +341,5 @@ async def test_only_a_router_may_execute(rig: Rig, tmp_path: Path) -> None:
     options = (("grpc.use_local_subchannel_pool", 1),)
     async with grpc.aio.secure_channel(f"127.0.0.1:{rig.service.port}", credentials, options=options) as channel:
         stub = type(rig.stub)(channel)
-        call = stub.Execute(pb.ExecuteRequest(ticket=rig.ticket(), prompt_token_ids=P), timeout=5)
+        call = stub.Execute(pb.ExecuteRequest(ticket=rig.ticket(), prompt_token_ids=P), timeout=60)
         assert await reason(call) == "NOT_ALLOWED"

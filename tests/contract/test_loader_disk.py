@@ -29,11 +29,11 @@ def disk_path(tmp_path: Path, bundle: Bundle) -> Path:
 
 async def load(rig: Rig, bundle: Bundle) -> list[tuple[int, int]]:
     """Loads from cold and gives the lease back; returns (stage, tier) of each stage."""
-    call = rig.executor("executor-0").EnsureHost(pb.EnsureHostRequest(revision_id=bundle.revision_id), timeout=20)
+    call = rig.executor("executor-0").EnsureHost(pb.EnsureHostRequest(revision_id=bundle.revision_id), timeout=60)
     events = [event async for event in call]
     lease = events[-1].lease
     assert await rig.read(lease) == bundle.weights
-    await rig.executor("executor-0").ReleaseHost(pb.ReleaseHostRequest(lease_id=lease.lease_id), timeout=5)
+    await rig.executor("executor-0").ReleaseHost(pb.ReleaseHostRequest(lease_id=lease.lease_id), timeout=60)
     return [(event.stage.stage, event.stage.tier) for event in events[:-1]]
 
 
@@ -90,7 +90,7 @@ async def test_spoiled_on_disk_and_in_the_store_is_never_served(rig: Rig, tmp_pa
     bad = bytes(len(bundle.weights))
     disk_path(tmp_path, bundle).write_bytes(bad)
     rig.stored_path(bundle).write_bytes(bad)
-    call = rig.executor("executor-0").EnsureHost(pb.EnsureHostRequest(revision_id=bundle.revision_id), timeout=20)
+    call = rig.executor("executor-0").EnsureHost(pb.EnsureHostRequest(revision_id=bundle.revision_id), timeout=60)
     assert await reason(call) == "DIGEST_MISMATCH"
     assert not disk_path(tmp_path, bundle).exists()
     assert (await rig.inventory()).used_bytes == 0

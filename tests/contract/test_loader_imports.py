@@ -21,7 +21,7 @@ from services.loader.fetch.http import Transport
 from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import seal
 from tests.loader_rig import ACCESS, SECRET, Bundle, Rig, State, reason, running, stored, until
-from tests.security.hostile import PUBLIC, QUICK, Request, Wire, World, hostile_world
+from tests.security.hostile import PATIENT, PUBLIC, Request, Wire, World, hostile_world
 from tests.support.ports import free_port
 
 COMMIT = "c" * 40
@@ -54,7 +54,7 @@ async def rig(tmp_path: Path, address: str, folder: Path, world: World) -> Async
 
 def start(rig: Rig, bundle: Bundle, **source: Any) -> Any:
     session = seal(bundle.session, rig.registry.key)
-    return rig.uploads.Import(pb.ImportRequest(session=session, **source), timeout=20)
+    return rig.uploads.Import(pb.ImportRequest(session=session, **source), timeout=60)
 
 
 async def result(call: Any) -> tuple[list[int], Any]:
@@ -198,10 +198,10 @@ async def test_sources_off_the_lists_are_never_asked(
 async def test_a_request_without_source_and_one_without_session(rig: Rig, world: World) -> None:
     bundle = rig.registry.register(seed=6)
     assert await reason(start(rig, bundle)) == "INVALID_REQUEST"
-    assert await reason(rig.uploads.Import(pb.ImportRequest(https=HTTPS), timeout=10)) == "INVALID_SESSION"
+    assert await reason(rig.uploads.Import(pb.ImportRequest(https=HTTPS), timeout=60)) == "INVALID_SESSION"
     # The session is looked at first: without one, nobody learns what is on the lists.
     bad = pb.HttpsSource(config_url="x")
-    assert await reason(rig.uploads.Import(pb.ImportRequest(https=bad), timeout=10)) == "INVALID_SESSION"
+    assert await reason(rig.uploads.Import(pb.ImportRequest(https=bad), timeout=60)) == "INVALID_SESSION"
     assert world.resolved == []
 
 
@@ -228,14 +228,14 @@ async def test_a_caller_that_leaves_ends_the_fetch(rig: Rig, world: World) -> No
 
     def script(request: Request, wire: Wire) -> None:
         asked.set()
-        released.wait(10)
+        released.wait(60)
 
     world.script = script
     call = asyncio.create_task(result(start(rig, bundle, https=HTTPS)))
     await until(asked.is_set)
     call.cancel()
     try:
-        assert (await asyncio.wait_for(rig.upload(bundle), 10)).admitted
+        assert (await asyncio.wait_for(rig.upload(bundle), 60)).admitted
     finally:
         released.set()
 
@@ -283,7 +283,7 @@ async def test_a_bundle_from_a_real_object_store(tmp_path: Path, address: str, f
         assert (where, its_port) == ("10.20.30.40", 9000)
         return socket.create_connection(("127.0.0.1", port), timeout_s)
 
-    transport = Transport(limits=QUICK, resolve=lambda host, _: ["10.20.30.40"], connect=connect)
+    transport = Transport(limits=PATIENT, resolve=lambda host, _: ["10.20.30.40"], connect=connect)
     store = {"address": "lake.example:9000", "buckets": ["adapters"], "ca_file": str(tmp_path / "lake-ca.pem")}
     imports = {
         "s3": {
@@ -313,7 +313,7 @@ async def test_a_bundle_from_a_real_object_store(tmp_path: Path, address: str, f
             assert rig.stored_path(bundle).read_bytes() == bundle.weights
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def _listens(port: int) -> bool:

@@ -43,10 +43,10 @@ async def test_a_process_serves_and_drains(tmp_path: Path) -> None:
         )
         with channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=60, wait_for_ready=True)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -69,7 +69,7 @@ async def test_what_cannot_be_used_is_one_line_and_exit_code_2(
     async with running(tmp_path, "127.0.0.1:1", tmp_path):
         pass
     process = start(write(tmp_path, **settings))
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 2, errors
     lines = [line for line in errors.splitlines() if line.startswith("loader: ")]
     assert len(lines) == 1, errors

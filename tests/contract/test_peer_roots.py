@@ -53,12 +53,12 @@ async def test_the_loader_goes_by_the_place_of_the_record(rig: loader_rig.Rig) -
     assert not leak(chain_of(rig.service), place, SigningKey.generate()), "forged"
     await rig.ensure(second)
     assert leak(chain_of(rig.service), place)
-    call = rig.executor("executor-0").EnsureHost(pb.EnsureHostRequest(revision_id=second.revision_id), timeout=20)
+    call = rig.executor("executor-0").EnsureHost(pb.EnsureHostRequest(revision_id=second.revision_id), timeout=60)
     assert await reason(call) == "REVISION_NOT_ACTIVE"
     await rig.ensure(first)
     # An upload session of the leaked key is none.
     session = seal(rig.registry.register(seed=73).session, rig.registry.key)
-    assert await reason(rig.uploads.Upload(iter([pb.UploadRequest(session=session)]), timeout=20)) == "INVALID_SESSION"
+    assert await reason(rig.uploads.Upload(iter([pb.UploadRequest(session=session)]), timeout=60)) == "INVALID_SESSION"
 
 
 @pytest.fixture

@@ -239,8 +239,9 @@ async def test_a_watch_tells_everything_and_ends_with_it(rig: Rig, hands: Hands)
             seen.append(item)
 
     following = asyncio.create_task(follow())
-    while not seen:
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(TIMEOUT):
+        while not seen:
+            await asyncio.sleep(0.02)
     await hands.control(rollout.name, "ABORT")
     await following
     assert [item.state for item in seen] == [State.STATE_PRELOADING, State.STATE_ABORTED]

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from loraport.dev.commands import valkey_program
+from services.router import exchange
 from services.router.exchange import Exchange, decode
 from services.router.ledger import Ledger
 from services.router.shared_work import SharedWork, slack_ms
+from services.shared import board
 from services.shared.board import WORK_KEY, Board
 from services.shared.clock import SystemClock
 
@@ -20,10 +22,18 @@ from services.shared.clock import SystemClock
 def start(socket: Path) -> subprocess.Popen[bytes]:
     command = [str(valkey_program()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 10
-    while not socket.exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not socket.exists():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     return process
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board that is there answers in the end, and what it says is not too old by then."""
+    monkeypatch.setattr(board, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(exchange, "STALE_S", 600.0)
 
 
 @pytest.fixture
@@ -94,7 +104,7 @@ async def test_it_runs_in_the_background_and_takes_its_report_away(
     router, other = Router("r0", socket), Router("r1", socket)
     router.ledger.open("acme", prefill_ms=1.0)
     router.exchange.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not await other.board.get_work():
             await asyncio.sleep(0.01)
     await router.exchange.stop()
@@ -119,11 +129,11 @@ async def test_it_ends_also_when_its_board_swallows_the_cancellation() -> None:
         async def drop_work(self, router: str) -> None: ...
 
     entered = asyncio.Event()
-    exchange = Exchange(Swallowing(), SharedWork(Ledger(), router="r0"), clock=SystemClock())
-    exchange.start()
+    swallowed = Exchange(Swallowing(), SharedWork(Ledger(), router="r0"), clock=SystemClock())
+    swallowed.start()
     await entered.wait()
-    async with asyncio.timeout(10):
-        await exchange.stop()
+    async with asyncio.timeout(60):
+        await swallowed.stop()
 
 
 def test_what_is_not_a_report_is_ignored() -> None:

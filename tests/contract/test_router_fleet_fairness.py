@@ -73,7 +73,7 @@ class Router:
         ids = self._world.ids("the quick brown fox jumps over the lazy dog" * 9)[:PROMPT]
         async with AsyncClient(
             f"127.0.0.1:{self._user}", api_key=api_key(tenant), ca_certificate=self._world.folder / "ca.pem",
-            timeout=20.0, tenant=tenant,
+            timeout=60, tenant=tenant,
         ) as client:  # fmt: skip
             while True:
                 try:
@@ -83,7 +83,7 @@ class Router:
                     await asyncio.sleep(0.1)
 
     async def books(self) -> apb.GetFairnessResponse:
-        return await self._stub.GetFairness(apb.GetFairnessRequest(), timeout=5)
+        return await self._stub.GetFairness(apb.GetFairnessRequest(), timeout=60)
 
 
 def own_work(books: list[apb.GetFairnessResponse]) -> dict[str, float]:
@@ -105,8 +105,8 @@ async def load(world: World, valkey: Path) -> tuple[dict[str, float], list[apb.G
         for _ in range(CALLERS)
     ]
     try:
-        await eventually(lambda: all(router.answered for router in routers.values()), 60)
-        async with asyncio.timeout(60):
+        await eventually(lambda: all(router.answered for router in routers.values()))
+        async with asyncio.timeout(180):
             while True:
                 books = await asyncio.gather(*(router.books() for router in routers.values()))
                 work = own_work(books)

@@ -125,17 +125,18 @@ async def test_several_answers_end_one_by_one(world: World) -> None:
 
 async def test_requests_of_several_tenants_run_side_by_side(world: World) -> None:
     executor = world.executors["e0"]
-    executor.pause_s = 0.05
+    executor.held = asyncio.Event()
     async with world.client() as acme, world.client("globex") as globex:
-        await asyncio.gather(
-            *[acme.generate("x", adapter="pirate") for _ in range(4)], *[globex.generate("x") for _ in range(4)]
-        )
-    assert executor.most_running == 8
+        asked = [acme.generate("x", adapter="pirate") for _ in range(4)] + [globex.generate("x") for _ in range(4)]
+        running = asyncio.gather(*asked)
+        await eventually(lambda: executor.running == 8)
+        executor.held.set()
+        await running
 
 
 async def test_cancelling_the_client_cancels_the_executor(world: World) -> None:
     executor = world.executors["e0"]
-    executor.reply, executor.pause_s = [60] * 50, 0.02
+    executor.reply, executor.pause_s = [60] * 50, 0.2
     async with world.client() as client:
         async for event in client.stream("x", adapter="pirate", max_tokens=50):
             if isinstance(event, Tokens):
@@ -150,12 +151,13 @@ async def test_a_waiting_request_leaves_when_its_client_does(world: World) -> No
     world.overrides = {"executor_window": 1}
     await world.start_router()
     executor = world.executors["e0"]
-    executor.reply, executor.pause_s = [60] * 40, 0.02
+    executor.reply, executor.held = [60] * 40, asyncio.Event()
     async with world.client() as client:
         first = asyncio.create_task(client.generate("x", max_tokens=40))
         await eventually(lambda: executor.running == 1)
         with pytest.raises(DeadlineExceededError):
             await client.generate("x", timeout=0.2)
+        executor.held.set()
         done = await first
     assert len(done.token_ids) == 40
     assert len(executor.requests) == 1
@@ -208,7 +210,7 @@ async def test_a_failure_after_the_first_token_is_the_status(world: World) -> No
 
 async def test_an_executor_dying_in_the_middle_is_unavailable(world: World) -> None:
     executor = world.executors["e0"]
-    executor.reply, executor.pause_s = [60] * 50, 0.05
+    executor.reply, executor.pause_s = [60] * 50, 0.2
     async with world.client() as client:
         with pytest.raises(UnavailableError):
             async for event in client.stream("x", adapter="pirate", max_tokens=50):
@@ -240,7 +242,7 @@ async def test_a_fault_between_the_services_does_not_reach_the_caller(world: Wor
 
 
 async def test_first_token_timeout(world: World) -> None:
-    world.executors["e0"].pause_s = 5.0
+    world.executors["e0"].pause_s = 60.0
     async with world.client() as client:
         with pytest.raises(DeadlineExceededError):
             await client.generate("x", adapter="pirate", first_token_timeout=0.1)
@@ -272,18 +274,20 @@ async def test_a_full_queue_is_a_typed_refusal(world: World) -> None:
     world.overrides = {"executor_window": 1, "max_queued": 1}
     await world.start_router()
     executor = world.executors["e0"]
-    executor.reply, executor.pause_s = [60] * 50, 0.02
+    executor.reply, executor.held = [60] * 50, asyncio.Event()
     async with world.client() as client:
         running = [asyncio.create_task(client.generate("x", max_tokens=30)) for _ in range(4)]
+        await eventually(lambda: sum(task.done() for task in running) == 2)
+        executor.held.set()
         results = await asyncio.gather(*running, return_exceptions=True)
     refused = [result for result in results if isinstance(result, UnavailableError)]
-    assert refused
+    assert len(refused) == 2
     assert {(error.reason, error.retry_after) for error in refused} == {("OVERLOADED", 1.0)}
     assert len(results) - len(refused) == len(executor.requests)
 
 
 async def test_a_revision_that_no_executor_can_hold(world: World) -> None:
-    await world.registry.put(*world.registry.adapter("acme", "huge", rank=128))
+    await world.put(*world.registry.adapter("acme", "huge", rank=128))
     async with world.client() as client:
         await eventually(lambda: world.router._fleet.view().serves("tiny"))
         with pytest.raises(ResourceExhaustedError) as caught:
@@ -293,7 +297,7 @@ async def test_a_revision_that_no_executor_can_hold(world: World) -> None:
 
 async def test_a_revoked_revision_is_a_reason_for_its_owner_only(world: World) -> None:
     revoked = world.registry.revision("acme", "pirate", state="REVOKED", shared=("globex",))
-    await world.registry.put(cpb.CatalogItem(revision=revoked))
+    await world.put(cpb.CatalogItem(revision=revoked))
     async with world.client() as acme, world.client("globex") as globex:
         with pytest.raises(FailedPreconditionError) as caught:
             await acme.generate("x", adapter="pirate")

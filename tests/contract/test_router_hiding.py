@@ -20,8 +20,8 @@ from services.shared.errors import LoraportError
 from tests.contract.router_world import SERVICE_CA, World, api_key, digest, eventually
 
 CALLS = 2000
-# A machine under load disturbs both kinds alike, but not in every run to the same degree.
-TRIES = 3
+# A machine under load disturbs both kinds alike, but not in every run to the same degree; what tells does so in each.
+TRIES = 8
 PROMPT = "the quick brown secret of a tenant"
 
 
@@ -86,7 +86,7 @@ async def test_time_does_not_tell_foreign_from_missing(world: World, pair: str) 
             request = pb.CountTokensRequest(target=target, prompt="x")
             began = time.perf_counter()
             try:
-                await stub.CountTokens(request, timeout=30, metadata=metadata)
+                await stub.CountTokens(request, timeout=60, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 code = error.code()
             took = time.perf_counter() - began
@@ -131,7 +131,7 @@ async def test_logs_and_errors_hold_nothing_private(world: World) -> None:
                 metadata = (("authorization", f"Bearer {key}"),)
                 try:
                     async for _ in stub.Generate(
-                        pb.GenerateRequest(target=target, prompt=prompt), timeout=20, metadata=metadata
+                        pb.GenerateRequest(target=target, prompt=prompt), timeout=60, metadata=metadata
                     ):
                         pass
                 except grpc.aio.AioRpcError as error:
@@ -152,13 +152,12 @@ async def test_logs_and_errors_hold_nothing_private(world: World) -> None:
             await eventually(lambda: world.router._fleet.view().serves("tiny"))
             await ask(own)
             item = cpb.CatalogTenant(tenant="acme", weight=1.0, base_allowed=True, quota=TenantQuota(queued_count=0))
-            await world.registry.put(cpb.CatalogItem(tenant=item))
-            await eventually(lambda: world.router._catalog.view.tenants["acme"].quota.queued_count == 0)
+            await world.put(cpb.CatalogItem(tenant=item))
             await ask(own)
             forged = cpb.CatalogItem(
                 revision=world.registry.revision("globex", "forged", signed_by=world.keys["loader"])
             )
-            await world.registry.put(forged)
+            await world.put(forged)
             await ask(pb.Target(revision_id=digest("globex/forged/1")))
         await asyncio.sleep(0.05)
     assert len(told) == 10, told

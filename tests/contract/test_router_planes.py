@@ -87,14 +87,14 @@ async def test_the_admin_port_answers_admins_only(world: World, who: str) -> Non
         stub = admin_stubs.RouterAdminServiceStub(channel)
         assert set(REQUESTS) == {name for name in dir(admin_stubs.RouterAdminServiceServicer) if name[0].isupper()}
         for name, request in REQUESTS.items():
-            call = getattr(stub, name)(request, timeout=9, metadata=metadata)
+            call = getattr(stub, name)(request, timeout=60, metadata=metadata)
             assert await code_of(call) == grpc.StatusCode.PERMISSION_DENIED, name
 
 
 async def test_without_a_certificate_or_with_a_strangers_there_is_no_admin_port(world: World) -> None:
     for leaf in (None, make_leaf(make_ca("stranger"), uri=OPS)):
         async with link(world.router.admin_port, leaf) as channel:
-            call = admin_stubs.RouterAdminServiceStub(channel).ListQueues(REQUESTS["ListQueues"], timeout=9)
+            call = admin_stubs.RouterAdminServiceStub(channel).ListQueues(REQUESTS["ListQueues"], timeout=60)
             assert await code_of(call) == grpc.StatusCode.UNAVAILABLE
 
 
@@ -105,15 +105,15 @@ async def test_the_users_port_has_no_admin_and_the_admins_port_no_users(world: W
         stub = admin_stubs.RouterAdminServiceStub(channel)
         for name, request in REQUESTS.items():
             assert (
-                await code_of(getattr(stub, name)(request, timeout=9, metadata=metadata))
+                await code_of(getattr(stub, name)(request, timeout=60, metadata=metadata))
                 == grpc.StatusCode.UNIMPLEMENTED
             )
         # A certificate is no user's credential.
-        call = stubs.InferenceServiceStub(channel).ListAdapters(pb.ListAdaptersRequest(), timeout=9)
+        call = stubs.InferenceServiceStub(channel).ListAdapters(pb.ListAdaptersRequest(), timeout=60)
         assert await code_of(call) == grpc.StatusCode.UNAUTHENTICATED
     async with link(world.router.admin_port, admin) as channel:
-        call = stubs.InferenceServiceStub(channel).ListAdapters(pb.ListAdaptersRequest(), timeout=9, metadata=metadata)
+        call = stubs.InferenceServiceStub(channel).ListAdapters(pb.ListAdaptersRequest(), timeout=60, metadata=metadata)
         assert await code_of(call) == grpc.StatusCode.UNIMPLEMENTED
         assert (
-            await admin_stubs.RouterAdminServiceStub(channel).ListQueues(REQUESTS["ListQueues"], timeout=9) is not None
+            await admin_stubs.RouterAdminServiceStub(channel).ListQueues(REQUESTS["ListQueues"], timeout=60) is not None
         )

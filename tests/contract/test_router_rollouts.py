@@ -111,22 +111,27 @@ async def test_scores_are_not_split_and_follow_the_alias(stage: Stage) -> None:
     await stage.rollout("SPLITTING", share=10_000)
     assert await scored_by() == {stage.old}
     moved = cpb.CatalogAlias(tenant="acme", adapter="pirate", alias="prod", revision_id=stage.new)
-    await stage.world.registry.put(cpb.CatalogItem(alias=moved))
+    await stage.world.put(cpb.CatalogItem(alias=moved))
     await stage.rollout("RETAINING", share=10_000)
     assert await scored_by() == {stage.new}
     await client.close()
 
 
 async def test_a_rollback_is_every_new_request_at_once_and_no_running_one(stage: Stage) -> None:
-    for executor in stage.world.executors.values():
-        executor.pause_s = 0.15
     await stage.rollout("SPLITTING", share=10_000)
+    assert (await stage.ask("first")).revision_id == stage.new
+    held = asyncio.Event()
+    for executor in stage.world.executors.values():
+        executor.held = held
     running = [asyncio.create_task(stage.ask(f"r{i}")) for i in range(4)]
     await eventually(lambda: sum(e.running for e in stage.world.executors.values()) == 4)
     at = time.monotonic()
     await stage.rollout("ROLLED_BACK", ended=True)
     seen_s = time.monotonic() - at
+    for executor in stage.world.executors.values():
+        executor.held = None
     assert (await stage.ask("r0")).revision_id == stage.old
+    held.set()
     assert {(await task).revision_id for task in running} == {stage.new}
     print(f"rollback seen by the router after {seen_s * 1000:.1f} ms")
 
@@ -135,7 +140,7 @@ async def test_a_tenant_that_sees_the_old_revision_only_is_never_split(stage: St
     """And one that sees neither gets the answer of a name that never was, and leaves nothing behind."""
     world = stage.world
     old = world.registry.revision("acme", "pirate", shared=("globex",))
-    await world.registry.put(cpb.CatalogItem(revision=old))
+    await world.put(cpb.CatalogItem(revision=old))
     await stage.rollout("SPLITTING", share=10_000)
 
     async def ask(tenant: str, adapter: str) -> str:
@@ -151,8 +156,7 @@ async def test_a_tenant_that_sees_the_old_revision_only_is_never_split(stage: St
     assert await ask("globex", name) == stage.old
     assert (await stage.ask()).revision_id == stage.new
     hidden = world.registry.revision("acme", "pirate", shared=())
-    await world.registry.put(cpb.CatalogItem(revision=hidden))
-    await eventually(lambda: not world.router._catalog.view.revisions[stage.old].shared_tenants)
+    await world.put(cpb.CatalogItem(revision=hidden))
     assert await ask("globex", name) == await ask("globex", "tenants/acme/adapters/never-was")
 
 
@@ -170,9 +174,9 @@ async def test_whoever_is_away_in_a_step_is_waited_for(stage: Stage) -> None:
     await stage.rollout("PROBING", golden_prompts=prompts)
     await asyncio.sleep(0.3)
     stage.desk.away = False
-    await eventually(lambda: {p.executor for p in stage.desk.probes if not p.failure_reason} == {"e0"}, 10.0)
+    await eventually(lambda: {p.executor for p in stage.desk.probes if not p.failure_reason} == {"e0"})
     await stage.world.start_executor("e1")
-    await eventually(lambda: {p.executor for p in stage.desk.probes if not p.failure_reason} == {"e0", "e1"}, 10.0)
+    await eventually(lambda: {p.executor for p in stage.desk.probes if not p.failure_reason} == {"e0", "e1"})
 
 
 async def test_a_router_that_starts_anew_splits_as_before_and_goes_on(stage: Stage) -> None:
@@ -195,8 +199,7 @@ async def test_a_new_revision_that_cannot_serve_leaves_everybody_with_the_old_on
     await stage.rollout("SPLITTING", share=10_000)
     assert (await stage.ask()).revision_id == stage.new
     gone = stage.world.registry.revision("acme", "pirate", version=2, state="REVOKED")
-    await stage.world.registry.put(cpb.CatalogItem(revision=gone))
-    await eventually(lambda: stage.world.router._catalog.view.revisions[stage.new].state == "REVOKED")
+    await stage.world.put(cpb.CatalogItem(revision=gone))
     answer = await stage.ask()
     assert (answer.revision_id, answer.rollout_arm) == (stage.old, "old")
 
@@ -247,6 +250,7 @@ async def test_a_shadow_copies_only_into_spare_room_and_tells_the_caller_nothing
         executor.requests.clear()
     with pytest.raises(ClientError):
         await stage.ask()  # its own failure, not the copy's
+    await eventually(lambda: not stage.world.router._shadows._copies)
     accounts = stage.world.router._shadows._dispatch.ledger.accounts
     assert accounts[NAME].prefill > 0, "the rollout pays for its copies"
     # No room that nobody waits for: no copy.
@@ -256,6 +260,7 @@ async def test_a_shadow_copies_only_into_spare_room_and_tells_the_caller_nothing
         executor.fail_after = -1
         executor.requests.clear()
     await stage.ask()
+    assert not stage.world.router._shadows._copies
     assert [t.revision_id for e in stage.world.executors.values() for t, _ in e.requests] == [stage.old]
     for flight in flights:
         flight.release()
@@ -275,13 +280,13 @@ async def test_a_clients_word_counts_once_for_its_own_answer(stage: Stage) -> No
                 request_id=request_id, outcome=ipb.ReportOutcomeRequest.Outcome.Value(f"OUTCOME_{word}")
             )
             try:
-                await stub.ReportOutcome(request, metadata=metadata(tenant), timeout=5)
+                await stub.ReportOutcome(request, metadata=metadata(tenant), timeout=60)
             except grpc.RpcError as error:
                 return f"{error.code().name}: {error.details()}"
             return "OK"
 
         ask = ipb.GenerateRequest(target=ipb.Target(adapter="pirate"), prompt="hi")
-        async for _ in stub.Generate(ask, metadata=metadata("acme", "mine"), timeout=5):
+        async for _ in stub.Generate(ask, metadata=metadata("acme", "mine"), timeout=60):
             pass
         assert await outcome("acme", "mine") == "OK"
         assert await outcome("acme", "mine", "ACCEPTED") == "OK"

@@ -26,7 +26,7 @@ PIRATE = digest("acme/pirate/1")
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """acme with the adapter `pirate`, globex with nothing, one executor that a request may wait for."""
     world = World(tmp_path)
-    world.overrides = {"executor_wait_s": 5.0}
+    world.overrides = {"executor_wait_s": 60.0}
     world.registry.items += [
         world.registry.base(),
         *world.registry.tenant("acme"),
@@ -36,7 +36,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await world.start_registry()
     await world.start_executor("e0")
     await world.start_router()
-    await eventually(lambda: world.router._fleet.view().serves("tiny"), 20)
+    await eventually(lambda: world.router._fleet.view().serves("tiny"))
     yield world
     await world.stop()
 
@@ -164,7 +164,7 @@ async def test_an_executor_that_never_comes_back_is_said_in_time(world: World) -
 
 async def test_after_the_first_token_nothing_is_tried_again_and_the_message_says_so(world: World) -> None:
     executor = world.executors["e0"]
-    executor.reply, executor.pause_s = [60] * 50, 0.05
+    executor.reply, executor.pause_s = [60] * 50, 0.2
     async with world.client() as client:
         with pytest.raises(UnavailableError, match="in the middle of the answer") as caught:
             async for event in client.stream("x", adapter="pirate", max_tokens=50):

@@ -21,7 +21,7 @@ def test_the_log_of_a_running_stack_is_good_and_its_peers_remember_it(stack: Sta
     stack.ok("key", "revoke", key, "--tenant", "acme")
     # A revocation brings a checkpoint at once, long before the next one is due.
     size = stack.ok("log", "checkpoint")["tree_size"]
-    wait_until(lambda: min(floors()) >= size, within_s=20, what="the peers' floors rise")
+    wait_until(lambda: min(floors()) >= size, within_s=120, what="the peers' floors rise")
 
     peers = {row["peer"]: row for row in stack.ok("log", "peers")}
     assert set(peers) >= {"loader", "executor/tiny-0"}

@@ -130,7 +130,7 @@ def test_a_revoked_revision_leaves_every_tier_of_every_executor(pair: Stack, wor
         threads = [threading.Thread(target=streams.run, daemon=True) for _ in range(6)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: set(streams.tokens) == EXECUTORS, within_s=60, what="answers on both executors")
+        wait_until(lambda: set(streams.tokens) == EXECUTORS, within_s=120, what="answers on both executors")
         before = show(pair, doomed)
         other = globex.stream(prompt_token_ids=PROMPT, adapter="steady", **options)
         next(other)

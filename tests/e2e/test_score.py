@@ -42,7 +42,7 @@ def test_scores_are_those_of_generation_before_and_after_the_executor_is_started
             child = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
             os.kill(child, signal.SIGKILL)
             check()
-            wait_until(lambda: stack.ok("residency")[0]["epoch"] > again, within_s=30, what="a new epoch")
+            wait_until(lambda: stack.ok("residency")[0]["epoch"] > again, within_s=120, what="a new epoch")
         ids = ",".join(map(str, made.prompt_token_ids)), ",".join(map(str, made.token_ids))
         shown = stack.ok("score", *ids, "--token-ids", "--tenant", "acme", "--adapter", "steady")
         assert shown["logprob"] == pytest.approx(sum(wanted), abs=1e-2)

@@ -135,7 +135,7 @@ def test_an_interrupted_up_leaves_nothing(tmp_path: Path, tiny: str, number: sig
         state = stack.data / "run" / "stack.json"
         wait_until(
             lambda: state.exists() and len(json.loads(state.read_bytes())["processes"]) >= 3,
-            within_s=60,
+            within_s=120,
             what="the start of some processes",
         )
         process.send_signal(number)
@@ -154,7 +154,7 @@ def test_a_killed_up_is_cleaned_up_by_down(tmp_path: Path, tiny: str) -> None:
     state = stack.data / "run" / "stack.json"
     wait_until(
         lambda: state.exists() and len(json.loads(state.read_bytes())["processes"]) >= 3,
-        within_s=60,
+        within_s=120,
         what="the start of some processes",
     )
     process.kill()

@@ -77,7 +77,7 @@ def follow(stack: Stack, number: int) -> None:
         return any(row["version"] == number for row in logged(stack, name, "trust root accepted"))
 
     for name in SERVICES:
-        wait_until(lambda name=name: accepted(name), within_s=20, what=f"{name} accepting root {number}")
+        wait_until(lambda name=name: accepted(name), within_s=120, what=f"{name} accepting root {number}")
 
 
 def alarms(stack: Stack, name: str) -> list[dict]:
@@ -103,7 +103,7 @@ def test_every_key_is_replaced_while_an_adapter_serves(fleet: Stack, world_dir: 
             assert made["roles"][role]["keys"] != before["roles"][role]["keys"]
             follow(fleet, number)
             count = asking.answers
-            wait_until(lambda count=count: asking.answers > count + 2, within_s=20, what="answers after a rotation")
+            wait_until(lambda count=count: asking.answers > count + 2, within_s=120, what="answers after a rotation")
             tenant = f"after-{role}-{number}"
             add_tenant(fleet, tenant)
             publish(fleet, world_dir / "bundles" / "alpha_8", tenant, "new")
@@ -132,7 +132,7 @@ def test_a_leaked_key_of_the_registry_is_believed_up_to_a_place_in_the_log(fleet
         (revision,) = admin.list_revisions("late", "bot")
         assert (state_name(revision), revision.reasons[-1].code) == ("VERIFIED", "RECORD_WITHDRAWN")
         admin.approve_revision(revision.name)
-    wait_until(lambda: ask(fleet, "late", "bot") == "", within_s=20, what="an approval by the new key")
+    wait_until(lambda: ask(fleet, "late", "bot") == "", within_s=120, what="an approval by the new key")
     assert fleet.ok("log", "verify")["good"]
 
 
@@ -162,7 +162,7 @@ def test_a_leaked_key_of_a_publisher_stops_what_it_announced_since(fleet: Stack,
     # Replaced only: all of it stays.
     assert (ask(fleet, "careless", "good"), ask(fleet, "careless", "bad")) == ("", "")
     fleet.ok("signer", "revoke", "default", "--tenant", "careless", "--since-log-index", str(leaked))
-    wait_until(lambda: ask(fleet, "careless", "bad") == "REVISION_NOT_ACTIVE", within_s=20, what="the stop")
+    wait_until(lambda: ask(fleet, "careless", "bad") == "REVISION_NOT_ACTIVE", within_s=120, what="the stop")
     assert ask(fleet, "careless", "good") == ""
     events = fleet.ok("audit", "list", "--tenant", "careless")
     assert any(event["reason"] == "SIGNER_REVOKED" for event in events)
@@ -202,7 +202,7 @@ def test_a_forged_root_is_refused_everywhere_and_raises_alarms(fleet: Stack) -> 
         database.execute("UPDATE catalog_state SET epoch = ?", (epoch,))
     database.close()
     for name in ("loader", "router", "tiny-0"):
-        wait_until(lambda name=name: alarms(fleet, name), within_s=20, what=f"an alarm of {name}")
+        wait_until(lambda name=name: alarms(fleet, name), within_s=120, what=f"an alarm of {name}")
     shown = fleet.cli("trust", "show")
     assert shown.code == 1
     assert "ALARM" in shown.error

@@ -59,7 +59,7 @@ def test_a_rolling_restart_of_everything_loses_no_request(place: World, oracle: 
         for name in ("valkey", "s3", *SERVICES):
             before = counts.answered
             place.restart(name)
-            wait_until(lambda: counts.answered > before + 3, within_s=60, what=f"answers after {name}")  # noqa: B023
+            wait_until(lambda: counts.answered > before + 3, within_s=120, what=f"answers after {name}")  # noqa: B023
     assert counts.answered > 20
     assert not counts.wrong
     assert not counts.refused
@@ -113,9 +113,9 @@ def publish_soon(stack: Stack, bundle: Path) -> None:
     """Publishes and asks, by a loader and executors that may have to find the registry again first."""
     named = ("--tenant", "acme", "--name", "late", "--base", "tiny", "--approve", "--alias", "prod")
     register = ("adapter", "register", str(bundle), *named, "--json")
-    wait_until(lambda: stack.cli(*register).code == 0, within_s=40, what="the publication")
+    wait_until(lambda: stack.cli(*register).code == 0, within_s=120, what="the publication")
     generate = ("generate", "a", "--tenant", "acme", "--adapter", "late", "--max-tokens", "2")
-    wait_until(lambda: stack.cli(*generate).code == 0, within_s=40, what="an answer of what was published")
+    wait_until(lambda: stack.cli(*generate).code == 0, within_s=120, what="an answer of what was published")
 
 
 def test_a_lost_database_is_restored_and_an_older_story_is_believed_only_when_somebody_says_so(
@@ -129,7 +129,7 @@ def test_a_lost_database_is_restored_and_an_older_story_is_believed_only_when_so
     replace_database(fleet, backup)
     assert expected(fleet) == before
     # Clocks were set on this stack: until a peer has been told again, its checkpoint is from the future.
-    wait_until(lambda: fleet.cli("log", "verify").code == 0, within_s=60, what="a log that holds together")
+    wait_until(lambda: fleet.cli("log", "verify").code == 0, within_s=120, what="a log that holds together")
 
     # What happened after the backup is lost with the database, and the peers have seen that it was there.
     publish_soon(fleet, late)

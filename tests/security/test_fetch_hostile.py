@@ -10,7 +10,7 @@ import pytest
 from services.loader.fetch.faults import FetchFault
 from services.loader.fetch.http import Budget
 from services.loader.fetch.sources import Target
-from tests.security.hostile import DATA, PUBLIC, Request, Wire, World, code, remote
+from tests.security.hostile import DATA, PUBLIC, QUICK, Request, Wire, World, code, remote
 
 
 def test_a_good_file_comes_whole(world: World) -> None:
@@ -278,4 +278,4 @@ def test_an_answer_without_end_of_interim_answers_runs_out_of_time(world: World)
             wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     world.script = script
-    assert code(world) == "SLOW"
+    assert code(world, limits=QUICK) == "SLOW"

@@ -8,21 +8,20 @@ import pytest
 
 from services.loader.fetch.faults import FetchFault
 from services.loader.fetch.http import Budget
-from services.loader.fetch.limits import FetchLimits
-from tests.security.hostile import DATA, QUICK, Request, Wire, World, code, remote
+from tests.security.hostile import DATA, PATIENT, QUICK, Request, Wire, World, code, remote
 
 # How slowly
 
 
 def test_a_head_that_drips_is_given_up(world: World) -> None:
     world.script = lambda request, wire: wire.drip(b"HTTP/1.1 200 OK\r\nA: " + b"b" * 10_000, 0.02)
-    assert code(world) == "SLOW"
+    assert code(world, limits=QUICK) == "SLOW"
 
 
 def test_silence_is_given_up(world: World) -> None:
     released = threading.Event()
-    world.script = lambda request, wire: released.wait(5)
-    assert code(world) == "SLOW"
+    world.script = lambda request, wire: released.wait(60)
+    assert code(world, limits=QUICK) == "SLOW"
     released.set()
 
 
@@ -33,7 +32,7 @@ def test_a_body_that_drips_is_given_up(world: World) -> None:
 
     world.script = script
     with pytest.raises(FetchFault) as caught:
-        world.fetch()
+        world.fetch(limits=QUICK)
     # By its pace, long before the time for the whole fetch is over.
     assert (caught.value.code, "whole fetch" in caught.value.detail) == ("SLOW", False)
     assert len(world.requests) == 1  # too slow is no reason to ask again
@@ -44,7 +43,7 @@ def test_the_whole_time_is_bounded_however_often_it_breaks(world: World) -> None
         wire.head(503)
 
     world.script = script
-    download = world.download(limits=replace(QUICK, resume_pause_s=60))
+    download = world.download(limits=replace(PATIENT, resume_pause_s=60))
     download._budget = Budget(0.2)
     with pytest.raises(FetchFault, match="SLOW"):
         download.next_piece()
@@ -55,10 +54,10 @@ def test_closing_ends_a_fetch_that_waits(world: World) -> None:
 
     def script(request: Request, wire: Wire) -> None:
         wire.head(200, {"Content-Length": "100000"})
-        released.wait(10)
+        released.wait(60)
 
     world.script = script
-    download = world.download(limits=FetchLimits())  # patient
+    download = world.download()
     failures: list[str] = []
 
     def read() -> None:
@@ -72,7 +71,7 @@ def test_closing_ends_a_fetch_that_waits(world: World) -> None:
     while not world.requests:
         time.sleep(0.01)
     download.close()
-    reader.join(5)
+    reader.join(60)
     released.set()
     assert failures == ["STOPPED"]
 
@@ -124,7 +123,7 @@ def test_a_body_that_stays_short_is_given_up(world: World) -> None:
     assert code(world) in ("SHORT", "RANGE")
     world.script = half(etag=None)
     assert code(world) == "SHORT"
-    assert sum(request.headers.get("range") is None for request in world.requests) >= QUICK.max_resumes + 1
+    assert sum(request.headers.get("range") is None for request in world.requests) >= PATIENT.max_resumes + 1
 
 
 @pytest.mark.parametrize("etag", ['"1"', None, 'W/"1"', "unquoted"])

@@ -44,7 +44,7 @@ async def tell(rig: Rig, make: Callable[[], bytes] | None = None) -> None:
 
 
 def ensure(rig: Rig, bundle: Bundle) -> Any:
-    return rig.executor("executor-0").EnsureHost(pb.EnsureHostRequest(revision_id=bundle.revision_id), timeout=20)
+    return rig.executor("executor-0").EnsureHost(pb.EnsureHostRequest(revision_id=bundle.revision_id), timeout=60)
 
 
 async def expired(rig: Rig, *, since_s: float) -> None:

@@ -247,11 +247,11 @@ def test_a_second_process_waits_and_takes_the_first_ones_result(wheel: Path, tmp
         fcntl.flock(handle, fcntl.LOCK_EX)
         second = threading.Thread(target=convert, args=(SOURCE, tmp_path / "base"), kwargs={"progress": note})
         second.start()
-        assert waiting.wait(timeout=30)
+        assert waiting.wait(timeout=60)
         make_complete(tmp_path / "base")
     finally:
         os.close(handle)
-    second.join(timeout=30)
+    second.join(timeout=60)
     assert not second.is_alive()
     assert "waiting" in lines[0]
     assert "by another process" in lines[1]

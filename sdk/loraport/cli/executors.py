@@ -185,11 +185,11 @@ def _watched(presence: "PresenceClient", executor: str, running: int, *, until_s
         running = state.running_count + state.queued_count
         if state.state == "SERVING":
             return running, f"somebody put {executor} back into service"
-        if not running or time.monotonic() >= until_s:
-            return running, ""
-        if running != said:
+        if running and running != said:
             note(f"{running} still run on {executor}")
             said = running
+        if not running or time.monotonic() >= until_s:
+            return running, ""
         time.sleep(POLL_S)
 
 

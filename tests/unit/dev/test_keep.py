@@ -30,7 +30,7 @@ def test_delays_double_and_steady_runs_forgive() -> None:
 @pytest.mark.parametrize("code", [0, 2])
 def test_what_ends_for_good_is_not_started_again(code: int) -> None:
     process = start(f"print('ran'); raise SystemExit({code})")
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("ran\n", "", code)
 
 
@@ -39,7 +39,7 @@ def test_what_fails_is_started_again(tmp_path: Path) -> None:
     code = f"import os, pathlib, signal; p = pathlib.Path({str(mark)!r})\nif p.exists(): print('again', flush=True)\n"
     code += "else: p.touch(); os.kill(os.getpid(), signal.SIGKILL)"
     process = start(code)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("again\n", 0)
     assert '"exit_code": -9' in err
 
@@ -51,7 +51,7 @@ def test_sigterm_reaches_the_command_and_ends_both() -> None:
     process = start(f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {WAIT}")
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert not psutil.pid_exists(child)
     process.communicate()
 
@@ -62,7 +62,7 @@ def test_a_killed_keeper_leaves_nothing() -> None:
     child = int(process.stdout.readline())
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)

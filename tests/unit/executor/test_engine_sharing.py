@@ -69,7 +69,7 @@ async def ended(world: World, execution: Execution, limit: int = 400) -> dict[in
         await asyncio.sleep(0)
         if done.is_set():
             break
-    await asyncio.wait_for(reading, 5)
+    await asyncio.wait_for(reading, 60)
     return tokens
 
 

@@ -70,7 +70,7 @@ def test_requests_from_many_threads_get_their_own_answers(base) -> None:
     for thread in threads:
         thread.join()
     for i, waiter in found.items():
-        assert waiter.over.wait(30)
+        assert waiter.over.wait(60)
         if waiter.ended[0].reason is not FinishReason.CANCELLED:
             assert waiter.tokens == greedy(model, prompt_of(10 + i), 12)
     assert engine.state().open_requests == 0
@@ -85,7 +85,7 @@ def test_drain_refuses_new_work_and_lets_the_rest_end(base) -> None:
     with pytest.raises(Refused) as refused:
         ask(engine, "y")
     assert refused.value.reason is RefusalReason.DRAINING
-    assert running.over.wait(30)
+    assert running.over.wait(60)
     assert running.ended[0].reason is FinishReason.LENGTH
     engine.close()
 
@@ -107,7 +107,7 @@ def test_a_bug_in_the_loop_ends_every_request_and_refuses_more(base) -> None:
     engine = start(base[1], faults)
     engine._scheduler.commit = None  # type: ignore[assignment,method-assign]
     waiter = ask(engine, "x", count=200)
-    assert waiter.over.wait(30)
+    assert waiter.over.wait(60)
     assert waiter.ended[0].reason is FinishReason.ENGINE_FAULT
     assert engine.state().failed
     assert faults
@@ -123,11 +123,11 @@ def test_who_gives_up_asking_harms_nobody(base) -> None:
 
     def slow() -> str:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return "late"
 
     first = engine.ask(slow)
-    assert begun.wait(30)
+    assert begun.wait(60)
     later = [engine.ask(lambda: answered.append(1)), engine.ask(lambda: 1 // 0), engine.evict("sha256:x")]
     for given_up in (first, *later):
         given_up.cancel()
@@ -135,7 +135,7 @@ def test_who_gives_up_asking_harms_nobody(base) -> None:
     assert engine.ask(lambda: "still here").result(30) == "still here"
     assert answered == [1]
     running = ask(engine, "x")
-    assert running.over.wait(30)
+    assert running.over.wait(60)
     assert running.ended[0].reason is FinishReason.LENGTH
     assert faults == []
     engine.close()

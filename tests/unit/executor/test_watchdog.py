@@ -51,7 +51,7 @@ def test_a_stuck_step_is_said_first_and_ends_the_process_after_the_grace(monkeyp
     resort = Resort()
     dog = Watchdog(lambda: 1, limit_s=0.2, on_stuck=lambda: resort.did.append("said"), last_resort=resort)
     dog.start()
-    assert resort.ended.wait(20)
+    assert resort.ended.wait(60)
     dog.stop()
     assert resort.did.count("wind") >= 2
     assert [w for w in resort.did if w != "wind"] == ["show", "said", "end", "unwind"]
@@ -61,7 +61,7 @@ def test_a_process_that_ends_by_itself_is_not_killed() -> None:
     resort, said = Resort(), threading.Event()
     dog = Watchdog(lambda: 1, limit_s=0.2, on_stuck=said.set, last_resort=resort)
     dog.start()
-    assert said.wait(20)
+    assert said.wait(60)
     dog.stop()
     assert "end" not in resort.did
     assert resort.did[-1] == "unwind"

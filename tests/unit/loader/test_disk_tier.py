@@ -190,12 +190,12 @@ def test_what_is_forgotten_while_it_is_written_does_not_stay(cache: DiskCache, r
 
     def pieces() -> Iterator[bytes]:
         begun.set()
-        go.wait(5)
+        go.wait(60)
         yield DATA[A]
 
     thread = threading.Thread(target=cache.put, args=(A, 100, pieces()))
     thread.start()
-    begun.wait(5)
+    begun.wait(60)
     assert read(cache, A) is None  # not whole yet
     assert not put(cache, A)
     cache.forget(A)

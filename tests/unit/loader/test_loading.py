@@ -55,11 +55,11 @@ def test_a_load_that_ends_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch,
     def slow(self: Blob, end: int) -> None:
         calls.append(end)
         busy.set()
-        go.wait(10)
+        go.wait(60)
 
     def pieces() -> Iterator[bytes]:
         yield from PIECES[:-1]
-        busy.wait(10)
+        busy.wait(60)
         threading.Timer(0.5, go.set).start()
         if end == "stop":
             ended.stop.set()
