@@ -29,7 +29,6 @@ from loraport.registry.v1 import catalog_service_pb2_grpc as catalog_stubs
 from loraport.registry.v1.adapter_service_pb2 import Revision
 from loraport.types.v1 import types_pb2
 from services.router.config import RouterConfig
-from services.router.members import UNKNOWN
 from services.router.service import RouterService, build
 from services.shared.config import from_mapping
 from services.shared.errors import LoraportError
@@ -359,14 +358,13 @@ class World:
         }
 
     async def start_router(self) -> None:
-        """Also waits until the router has heard of every peer that runs."""
         self.router = await build(from_mapping(RouterConfig, self.config(), where="test"))
         await self.router.start()
-        if "registry" in self.servers:
-            await eventually(lambda: self.router._catalog.view.synced)
-        members = self.router._fleet.members
-        for name in self.executors.keys() & self.servers.keys():
-            await eventually(lambda name=name: members.fault(name) not in (UNKNOWN, "its base model is not registered"))
+        catalog, fault = self.router._catalog, self.router._fleet.members.fault
+        await eventually(lambda: catalog.view.synced or "registry" not in self.servers)
+        unheard = ("has not answered yet", "its base model is not registered")
+        running = self.executors.keys() & self.servers.keys()
+        await eventually(lambda: not any(fault(name) in unheard for name in running))
 
     async def put(self, *items: cpb.CatalogItem) -> None:
         """Changes the catalog, and waits until the router has heard of it."""
