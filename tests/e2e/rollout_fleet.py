@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ WORKERS = 4
 WITHIN_S = 120
 # A handful of requests decides here: the judge's own figures are what `make bench-rollout` measures.
 FAST = (
-    "--steps", "20,50,100", "--min-samples", "12", "--min-time", "500ms", "--tolerance", "1000",
+    "--steps", "20,50,100", "--min-samples", "12", "--min-time", "500ms", "--margin", "25", "--tolerance", "1000",
     "--error-margin", "20", "--retention", "2s",
 )  # fmt: skip
 
@@ -37,6 +37,8 @@ class Sent:
     """One request and what became of it."""
 
     at: float
+    adapter: str
+    session: str
     revision_id: str = ""
     arm: str = ""
     token_ids: tuple[int, ...] = ()
@@ -46,22 +48,30 @@ class Sent:
 
 @dataclass
 class Traffic:
-    """Asks without pause from several threads until stopped."""
+    """Asks without pause from several threads until stopped, of each adapter in turn.
+
+    With `talks` every second request is of one of so many conversations; every other one is the only one of its.
+    """
 
     stack: Stack
+    adapters: tuple[str, ...] = ("bot",)
+    talks: int = 0
     sent: list[Sent] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, number: int) -> None:
+        adapter = self.adapters[number % len(self.adapters)]
         with Client.local(self.stack.data, tenant="acme", timeout=30) as client:
             turn = 0
             while not self.stop.is_set():
                 turn += 1
-                sent = Sent(time.monotonic())
+                again = self.talks and turn % 2 == 0
+                session = f"{number}-talk-{turn // 2 % self.talks}" if again else f"{number}-{turn}"
+                sent = Sent(time.monotonic(), adapter, session)
                 try:
                     answer = client.generate(
-                        PROMPT, adapter="bot", max_tokens=TOKENS, temperature=0.0, ignore_eos=True,
-                        session_id=f"{number}-{turn}",
+                        PROMPT, adapter=adapter, max_tokens=TOKENS, temperature=0.0, ignore_eos=True,
+                        session_id=session,
                     )  # fmt: skip
                     sent.revision_id, sent.arm, sent.token_ids = (
                         answer.revision_id,
@@ -75,9 +85,9 @@ class Traffic:
 
 
 @contextmanager
-def traffic(stack: Stack) -> Iterator[Traffic]:
-    flow = Traffic(stack)
-    threads = [threading.Thread(target=flow.run, args=(number,)) for number in range(WORKERS)]
+def traffic(stack: Stack, *adapters: str, talks: int = 0) -> Iterator[Traffic]:
+    flow = Traffic(stack, adapters or ("bot",), talks)
+    threads = [threading.Thread(target=flow.run, args=(number,)) for number in range(max(WORKERS, len(adapters)))]
     for thread in threads:
         thread.start()
     try:
@@ -104,8 +114,8 @@ class Fleet:
     revisions: dict[int, str] = field(default_factory=dict)
     expected: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def publish(self, version: int, *options: str) -> str:
-        """Registers the bundle with other numbers, unless that was done."""
+    def publish(self, version: int, *options: str, adapter: str = "bot") -> str:
+        """Registers the bundle with numbers that only this version has, unless that was done."""
         if version in self.revisions:
             return self.revisions[version]
         folder = self.work / f"v{version}"
@@ -118,7 +128,7 @@ class Fleet:
         }
         save_file(changed, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         published = self.stack.ok(
-            "adapter", "register", str(folder), "--tenant", "acme", "--name", "bot", "--base", "tiny", "--approve",
+            "adapter", "register", str(folder), "--tenant", "acme", "--name", adapter, "--base", "tiny", "--approve",
             *options,
         )  # fmt: skip
         revision: str = published["revision_id"]
@@ -133,12 +143,15 @@ class Fleet:
             self.expected[revision] = answer.token_ids
 
     def fault(self, version: int, kind: str) -> None:
+        self.set_faults({version: kind})
+
+    def set_faults(self, kinds: Mapping[int, str]) -> None:
         new = self.faults.with_suffix(".new")
-        new.write_text(json.dumps({self.revisions[version]: kind}))
+        new.write_text(json.dumps({self.revisions[version]: kind for version, kind in kinds.items()}))
         new.replace(self.faults)  # executors read it all the time, and half a file is no fault
 
-    def start(self, version: int, *options: str) -> None:
-        target = ("acme/bot", "--revision", self.revisions[version])
+    def start(self, version: int, *options: str, adapter: str = "bot") -> None:
+        target = (f"acme/{adapter}", "--revision", self.revisions[version])
         self.stack.ok("rollout", "start", *target, "--golden", str(self.golden), *FAST, *options)
 
     def status(self) -> dict[str, Any]:
@@ -156,23 +169,11 @@ class Fleet:
             assert time.monotonic() < deadline, found
             time.sleep(0.3)
 
-    def prod(self) -> str:
+    def prod(self, adapter: str = "bot") -> str:
         """Returns the id of the revision that the alias points to."""
-        shown = self.stack.ok("adapter", "show", "acme/bot")
+        shown = self.stack.ok("adapter", "show", f"acme/{adapter}")
         (revision,) = (alias["revision_id"] for alias in shown["aliases"] if alias["alias"] == "prod")
         return str(revision)
-
-    def check_alias(self, new: int) -> None:
-        """The alias points to the new revision once the last share has passed, and not before."""
-        state = ""
-        while state != (state := self.status()["state"]):  # no move between the two looks
-            pointed = self.prod()
-        moved = state in ("RETAINING", "SUCCEEDED")
-        assert pointed == self.revisions[new if moved else self.current], state
-
-    def ready(self) -> int:
-        """Returns how many executors have the new revision READY."""
-        return sum(entry["ready"] for entry in self.status()["executors"])
 
     def kill(self, process: str) -> None:
         """Kills a process; of an executor the process itself, which its keeper starts again."""
@@ -183,15 +184,9 @@ class Fleet:
         else:
             os.kill(pid, signal.SIGKILL)
 
-    def kill_all(self) -> None:
-        """Kills router, registry, board and an executor in one moment, and has all of them running again."""
-        # A keeper gives up what ends too often.
-        executor = min(("tiny-0", "tiny-1"), key=self.deaths)
-        for process in ("router", "registry", "valkey", executor):
-            self.kill(process)
-        for process in ("valkey", "registry", "router"):
-            self.stack.ok("dev", "restart", process)
-        self.serving()
+    def youngest(self) -> str:
+        """Returns the executor that has ended least often: a keeper gives up what ends again and again."""
+        return min(("tiny-0", "tiny-1"), key=self.deaths)
 
     def serving(self) -> None:
         """Waits until all executors serve."""

@@ -18,11 +18,9 @@ from loraport import Client
 from loraport.errors import LoraportError
 from tests.e2e.harness import Stack, environment, wait_until
 from tests.e2e.rollout_fleet import PROMPT, Fleet, check, faulty_fleet, traffic
+from tests.e2e.rollout_trials import NAMES, TALKS, Trials
 
 pytestmark = pytest.mark.e2e
-
-# What a request may end with whose router, registry or executor is killed.
-AWAY = frozenset({"EXECUTOR_UNAVAILABLE", "REGISTRY_UNAVAILABLE", "UNREACHABLE", "DEADLINE_EXCEEDED", "DRAINING"})
 
 
 @pytest.fixture(scope="module")
@@ -194,36 +192,19 @@ def test_a_rollback_by_hand_is_every_routers_at_once(fleet: Fleet, capsys: pytes
         print(f"\nrollback: both routers {seen - began:.3f} s after it was asked for, {seen - decided:.3f} s after")
 
 
-def test_processes_die_in_every_step(fleet: Fleet) -> None:
-    """Router, registry, board and an executor in one moment, in each state: it goes on from where it was, to its end."""
-    new = fleet.publish(8)
-    with traffic(fleet.stack) as flow:
-        fleet.fault(8, "no-load")
-        # Both: the default asks those that serve at the moment, and one of them is killed.
-        fleet.start(
-            8, "--quorum", "2", "--steps", "50,100", "--min-samples", "30", "--min-time", "3s", "--retention", "1h"
-        )
-        for state, ready, then in (
-            ("PRELOADING", 0, "no-load@tiny-1"),
-            ("PRELOADING", 1, "no-probe"),  # one of two: no quorum
-            ("PROBING", 2, ""),
-            ("SPLITTING", 0, ""),
-            ("RETAINING", 0, ""),
-        ):
-            wait_until(lambda most=ready: fleet.ready() >= most, within_s=120, what="the executors' readiness")
-            fleet.wait(state)
-            fleet.kill_all()
-            fleet.check_alias(8)
-            fleet.fault(8, then)
-        fleet.wait("RETAINING")
-        fleet.stack.ok("rollout", "advance", "acme/bot", "--reason", "seen enough")
-        fleet.wait("SUCCEEDED")
-        count = len(flow.sent)
-        wait_until(lambda: len(flow.sent) > count + 20, within_s=60, what="traffic afterwards")
-    fleet.learn(8)
-    check(flow, fleet, old=fleet.current, new=8, failing=AWAY)
-    assert flow.sent[-1].revision_id == new
-    # The old revision was never lost: it answers by its id.
-    before = fleet.expected[fleet.revisions[fleet.current]]
-    fleet.learn(fleet.current)
-    assert fleet.expected[fleet.revisions[fleet.current]] == before
+def test_whatever_dies_dies_in_every_state_and_each_rollout_goes_on(fleet: Fleet) -> None:
+    """Router, registry, board and an executor, all in one moment and then one by one, while a rollout is in each state."""
+    trials = Trials(fleet)
+    trials.begin()
+    with traffic(fleet.stack, *NAMES, talks=TALKS) as flow:
+        trials.flow = flow
+        trials.survive("router", "registry", "valkey", fleet.youngest())
+        settled_at = time.monotonic()
+        for process in ("registry", "valkey", "router"):
+            trials.survive(process)
+        lost_at = time.monotonic()
+        trials.survive(fleet.youngest())
+        released_at = time.monotonic()
+        trials.release()
+        trials.answered()
+    trials.check(flow.sent, settled_at=settled_at, lost_at=lost_at, released_at=released_at)
