@@ -7,6 +7,7 @@ refused, and what every process holds on to is flat.
 
 import argparse
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -39,19 +40,26 @@ def chaos(place: World, oracle: Oracle, *, only: str) -> list[tuple[str, bool | 
 def soak(place: World, oracle: Oracle, *, minutes: float) -> list[tuple[str, bool | None, str]]:
     """Lets it run: adapters take each other's places on the devices, an alias moves every few seconds."""
     meter, ends, version = Meter(place.stack), time.monotonic() + minutes * 60, 1
-    moves: list[str] = []
+    moves, again, refused = 0, list[str](), list[str]()
     with Traffic(place.stack.data, oracle, threads=4, pause_s=0.02, seed=7) as traffic:
         time.sleep(min(30.0, minutes * 12))  # every adapter has been loaded once
         while time.monotonic() < ends:
             meter.sample()
-            version = 3 - version
-            moves.append(place.move_alias(version))
+            version, moves = 3 - version, moves + 1
+            if fault := place.move_alias(version):
+                # An operator asks again what may be asked again; both are told.
+                again.append(fault)
+                say(f"a move was not made: {fault}")
+                time.sleep(1.0)
+                refused += [fault] if (fault := place.move_alias(version)) else []
             time.sleep(SAMPLE_S)
     counts = traffic.counts
     clean = not (counts.wrong or counts.not_ended or counts.refused or counts.broken_off)
     rows: list[tuple[str, bool | None, str]] = [("requests", clean and counts.begun == counts.ended, told(counts))]
-    refused = [move for move in moves if move]
-    rows.append(("alias moves", not refused, f"{len(moves)} asked for, {len(refused)} refused {''.join(refused[:1])}"))
+    twice = f"{len(again)} asked for twice, {len(refused)} refused {''.join((refused or again)[:1])}"
+    rows.append(("alias moves", not refused, f"{moves} asked for, {twice}"))
+    room = shutil.disk_usage(place.stack.data)
+    rows.append(("room for data", room.free > room.total // 8, f"{room.free >> 20} of {room.total >> 20} MiB free"))
     for name, what, first, last, flat in meter.rows():
         unit = 1 << 20 if what == "rss" else 1
         rows.append((f"{name} {what}", flat, f"{first / unit:.0f} to {last / unit:.0f}{' MiB' * (what == 'rss')}"))

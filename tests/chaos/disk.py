@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SIZE = 48 << 20
-UNMOUNT_S = 20.0
+UNMOUNT_S = FILL_S = 60.0
 
 
 @contextlib.contextmanager
@@ -33,10 +33,14 @@ def filled(folder: Path) -> Iterator[None]:
     """Leaves not a byte of the file system that `folder` is on, and gives them back."""
     filler = folder / "filler"
     try:
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1 << 20))
-        assert os.statvfs(folder).f_bavail == 0
+        ends = time.monotonic() + FILL_S
+        with filler.open("wb", buffering=0) as file:
+            # Others write there, and let go of what they wrote: until there is no room at a moment when it is looked at.
+            while os.statvfs(folder).f_bavail:
+                assert time.monotonic() < ends, f"{folder} does not fill"
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(1 << 16))
         yield
     finally:
         filler.unlink()

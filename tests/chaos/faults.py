@@ -19,7 +19,8 @@ from tests.chaos.world import SERVICES, World
 from tests.e2e.harness import wait_until
 
 HELD_S = 4.0
-SEEN_WITHIN_S = 40.0
+# What is waited for comes in seconds; a machine that others use as well may take its time.
+SEEN_WITHIN_S = 150.0
 PROCESSES = ("valkey", "s3", *SERVICES)
 HOUR_S = 3600.0
 DISK_DELAY_S = 0.05

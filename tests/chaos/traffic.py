@@ -123,6 +123,11 @@ class Traffic:
         except LoraportError as error:
             self._failed(error, target, prompt, revision, tokens)
             return
+        except Exception as error:  # Anything else is a fault of the client; a thread that dies of it says nothing.
+            with self._lock:
+                self.counts.wrong.append(f"the client raised {error!r}")
+                self.counts.refused[type(error).__name__] += 1
+            return
         fault = self._oracle.fault(target, prompt, revision, tokens)
         whole = not leaves_after
         if not fault and whole and (ends != 1 or len(tokens) != length):

@@ -20,7 +20,7 @@ from tests.chaos.proxy import pump
 NEAR, FAR = "10.213.77.1", "10.213.77.2"
 LOOPBACK = "127.0.0.1"
 CLONE_NEWNET = 0x40000000
-BIND_S = 20.0
+BIND_S = 60.0
 
 
 class Namespace:

@@ -146,3 +146,93 @@ def test_configurations_are_yaml_and_agree_on_their_ports(name: str) -> None:
     collector = yaml.safe_load((FOLDER / "collector.yaml").read_text())
     port = collector["exporters"]["prometheus"]["endpoint"].rpartition(":")[2]
     assert f"collector:{port}" in (FOLDER / "prometheus.yml").read_text()
+
+
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+
+
+def mounted(service: str) -> dict[str, str]:
+    """Returns where files of this folder are in a container: path there → path here."""
+    found = {}
+    for volume in COMPOSE[service]["volumes"]:
+        if isinstance(volume, str) and volume.startswith("./observability/"):
+            here, there, mode = volume.split(":")
+            assert mode == "ro"
+            found[there] = here.removeprefix("./observability/")
+    return found
+
+
+def loaded(name: str) -> dict[str, Any]:
+    value: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return value
+
+
+def port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
+
+
+def test_the_collectors_pipelines_are_whole_and_end_where_somebody_listens() -> None:
+    collector, tempo = loaded("collector.yaml"), loaded("tempo.yaml")
+    service = collector["service"]
+    for name, pipeline in service["pipelines"].items():
+        for kind in ("receivers", "processors", "exporters"):
+            assert set(pipeline[kind]) <= set(collector[kind]), (name, kind)
+        # Room is looked at before anything is kept, and what is kept leaves in batches.
+        assert (pipeline["processors"][0], pipeline["processors"][-1]) == ("memory_limiter", "batch")
+    used = {each for pipeline in service["pipelines"].values() for each in pipeline["exporters"]}
+    assert used == set(collector["exporters"])
+    assert set(service["extensions"]) == set(collector["extensions"])
+    # What services are told: `LORAPORT_OTLP=http://collector:4317`.
+    assert "http://collector:4317" in OPERATIONS.read_text()
+    assert port(collector["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]) == 4317
+    host, _, traces = collector["exporters"]["otlp/tempo"]["endpoint"].rpartition(":")
+    assert host in COMPOSE
+    assert port(tempo["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]) == int(traces)
+    assert collector["processors"]["memory_limiter"]["limit_mib"] < int(COMPOSE["collector"]["mem_limit"].rstrip("m"))
+    # Without it the page has no exemplars, and panels no way to a trace.
+    assert collector["exporters"]["prometheus"]["enable_open_metrics"] is True
+    for where in (tempo["storage"]["trace"]["local"]["path"], tempo["storage"]["trace"]["wal"]["path"]):
+        assert where.startswith("/var/tempo/")
+
+
+@pytest.mark.parametrize(
+    ("service", "flag"),
+    [("collector", "--config"), ("tempo", "-config.file="), ("prometheus", "--config.file=")],
+)
+def test_programs_are_told_a_file_that_is_mounted(service: str, flag: str) -> None:
+    words = COMPOSE[service]["command"]
+    at = next(index for index, word in enumerate(words) if word.startswith(flag))
+    path = words[at + 1] if words[at] == flag else words[at].removeprefix(flag)
+    assert (FOLDER / mounted(service)[path]).is_file()
+    if service == "prometheus":
+        for rules in loaded("prometheus.yml")["rule_files"]:
+            assert mounted(service)[rules] == "alerts.yaml"
+        assert "--enable-feature=exemplar-storage" in words
+
+
+def test_grafana_finds_its_sources_its_dashboards_and_the_way_from_a_panel_to_a_trace() -> None:
+    sources = {source["uid"]: source for source in loaded("grafana/datasources.yaml")["datasources"]}
+    assert [uid for uid, source in sources.items() if source.get("isDefault")] == ["prometheus"]
+    for source in sources.values():
+        host, _, number = source["url"].removeprefix("http://").partition(":")
+        assert host in COMPOSE
+        assert number == {"prometheus": "9090", "tempo": str(loaded("tempo.yaml")["server"]["http_listen_port"])}[host]
+    [link] = sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert sources[link["datasourceUid"]]["type"] == "tempo"
+    assert link["name"] == "trace_id"  # as tests/e2e/test_prometheus.py sees it in an exemplar
+    linked = 0
+    uids = set()
+    for path in sorted((FOLDER / "grafana" / "dashboards").glob("*.json")):
+        dashboard = json.loads(path.read_text())
+        uids.add(dashboard["uid"])
+        for panel in dashboard["panels"]:
+            assert sources[panel["datasource"]["uid"]]["type"] == panel["datasource"]["type"], panel["title"]
+            linked += sum(target["exemplar"] for target in panel["targets"])
+    assert len(uids) == len(gen_dashboards.DASHBOARDS)
+    assert linked
+    files = mounted("grafana")
+    [provider] = loaded("grafana/dashboards.yaml")["providers"]
+    assert files[provider["options"]["path"]] == "grafana/dashboards"
+    assert {"grafana/datasources.yaml", "grafana/dashboards.yaml"} <= set(files.values())
+    for path in files:
+        assert path == provider["options"]["path"] or path.startswith("/etc/grafana/provisioning/")
