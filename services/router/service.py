@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -102,9 +101,7 @@ class RouterService:
         conversations, observer = Conversations(), Observer(clock=self._clock)
         door = self._make_door(trust, conversations, losses)
         self._shadows = Shadows(dispatch, self._catalog, relays, observer)
-        self._agent = self._make_agent(
-            registry, signing_key, observer, partial(_forget, conversations, dispatch), losses
-        )
+        self._agent = self._make_agent(registry, signing_key, observer, conversations, dispatch, losses)
         pages = PageTokens(pepper, purpose="router")
         quotas = Quotas(self._clock.monotonic)
         self._quota_board = _quota_board(config, quotas, self._catalog, self._clock)
@@ -250,7 +247,8 @@ class RouterService:
         registry: grpc.aio.Channel,
         key: RoleSigner,
         observer: Observer,
-        forget: Callable[[CatalogView], None],
+        conversations: Conversations,
+        dispatch: Dispatch,
         losses: Losses,
     ) -> RolloutAgent:
         desk = RolloutDesk(registry, router=f"router-{uuid.uuid4().hex[:12]}", started=self._clock.now())
@@ -263,7 +261,7 @@ class RouterService:
             Probes(self._admission, self._fleet, key, self._clock),
             losses,
             self._clock,
-            forget=forget,
+            forget=partial(_forget, conversations, dispatch),
         )
         return RolloutAgent(parts)
 
