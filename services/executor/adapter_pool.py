@@ -23,8 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import heapify, heappop, heappush
 
-from services.executor.eviction import EvictionPolicy, Holding, Shares
+from services.executor.eviction import EvictionPolicy, Holding, Offer, Shares
 from services.executor.request import RefusalReason, Refused
 
 # Of all pages, one in so many may be kept by rollouts: the rest must do for everybody else.
@@ -157,35 +158,46 @@ class AdapterPool:
         return pages
 
     def _make_room(self, need: int, revision_id: str, *, tenant: str, pages: int) -> None:
-        """Evict for `need` of the `pages` that a newcomer of `tenant` takes."""
-        while need > 0:
-            worth = self._worth_of_idle(revision_id, tenant=tenant, pages=pages)
-            if sum(len(self._residents[key].pages) for key in worth) < need:
-                return  # Evicting would cost residents and still not make room: wait for leases instead.
-            key = min(worth, key=lambda key: (worth[key], key))
-            self.evictions += 1
-            if len(self._evicted_at) >= MAX_EVICTED:
-                self._evicted_at.clear()
-            self._evicted_at[key] = self._now
-            need -= len(self._residents[key].pages)
-            self._free(key)
+        """Evict for `need` of the `pages` that a newcomer of `tenant` takes, the least worth first.
 
-    def _worth_of_idle(self, newcomer: str, *, tenant: str, pages: int) -> dict[str, tuple[bool, float, float]]:
-        """Return the revisions that may be evicted now, with what decides which goes, the least first."""
-        held = {key: Holding(r.tenant, len(r.pages), r.used_at) for key, r in self._residents.items()}
+        Looks at every resident once: it is called again and again while a newcomer waits.
+        """
         stay = self.kept()
         idle = [
             key
             for key, r in self._residents.items()
             if r.state is Berth.READY and not r.leases and not r.pinned and key not in stay
         ]
-        factors = self._shares.factors(
-            idle, held, newcomer=tenant, need=pages, page_count=self.page_count, returns=self._returns(newcomer)
+        if need <= 0 or sum(len(self._residents[key].pages) for key in idle) < need:
+            return  # Evicting would cost residents and still not make room: wait for leases instead.
+        held = {key: Holding(r.tenant, len(r.pages), r.used_at) for key, r in self._residents.items()}
+        offer = self._shares.offer(
+            idle, held, newcomer=tenant, need=pages, page_count=self.page_count, returns=self._returns(revision_id)
         )
-        return {
-            key: (self._is_fresh(self._residents[key]), factor * (worth := self._policy.worth(key)), worth)
-            for key, factor in factors.items()
-        }
+        heap = [self._standing(key, offer) for key in offer.may_go]
+        heapify(heap)
+        while need > 0:
+            least = heappop(heap)
+            key = least[-1]
+            now = self._standing(key, offer)
+            if now > least:  # Its tenant holds less by now.
+                heappush(heap, now)
+                continue
+            offer.gone(key)
+            need -= len(self._residents[key].pages)
+            self._evict(key)
+
+    def _evict(self, key: str) -> None:
+        self.evictions += 1
+        if len(self._evicted_at) >= MAX_EVICTED:
+            self._evicted_at.clear()
+        self._evicted_at[key] = self._now
+        self._free(key)
+
+    def _standing(self, key: str, offer: Offer) -> tuple[bool, float, float, str]:
+        """Return what decides which revision goes, the least first."""
+        worth = self._policy.worth(key)
+        return self._is_fresh(self._residents[key]), offer.factor(key) * worth, worth, key
 
     def _returns(self, revision_id: str) -> bool:
         return self._now - self._evicted_at.get(revision_id, self._now - THRASH_S) < THRASH_S

@@ -109,6 +109,25 @@ class Holding:
     used_at: float
 
 
+class Offer:
+    """What may go for a newcomer, and by what to multiply the worth of each, as others go before it."""
+
+    def __init__(
+        self, may_go: Collection[str], held: Mapping[str, Holding], *, pages: dict[str, int], most: float, less: float
+    ) -> None:
+        self.may_go = may_go
+        self._held = held
+        self._pages = pages
+        self._most = most
+        self._less = less
+
+    def factor(self, key: str) -> float:
+        return self._less if self._pages[self._held[key].tenant] > self._most else 1.0
+
+    def gone(self, key: str) -> None:
+        self._pages[self._held[key].tenant] -= self._held[key].pages
+
+
 class Shares:
     """Whose revisions may go, and what those are worth.
 
@@ -133,12 +152,12 @@ class Shares:
         while next(iter(self._seen.values())) < now - self._active_s:
             self._seen.popitem(last=False)
 
-    def factors(
+    def offer(
         self, idle: Collection[str], held: Mapping[str, Holding], *, newcomer: str, need: int, page_count: int,
         returns: bool,
-    ) -> dict[str, float]:  # fmt: skip
-        """Return by what to multiply the worth of each idle revision that may go for `need` pages of `newcomer`. What
-        is not there is protected. `returns` says that the newcomer's revision was evicted a moment ago."""
+    ) -> Offer:  # fmt: skip
+        """Return which of the idle revisions may go for `need` pages of `newcomer`: enough, if all are. `returns`
+        says that the newcomer's revision was evicted a moment ago."""
         active = {*self._seen, newcomer}
         floors = self._floors(held, active, newcomer=newcomer)
         if sum(held[key].pages for key in floors) > page_count // 2:
@@ -151,7 +170,7 @@ class Shares:
         for holding in held.values():
             pages[holding.tenant] = pages.get(holding.tenant, 0) + holding.pages
         less = 0.0 if returns and pages[newcomer] <= most else 1.0 / DISCOUNT
-        return {key: less if pages[held[key].tenant] > most else 1.0 for key in idle if key not in kept}
+        return Offer([key for key in idle if key not in kept], held, pages=pages, most=most, less=less)
 
     @staticmethod
     def _floors(held: Mapping[str, Holding], tenants: Collection[str], *, newcomer: str) -> set[str]:

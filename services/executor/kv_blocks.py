@@ -13,7 +13,7 @@ across revisions or tenants cannot happen.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class BlockPool:
         self._name: list[bytes | None] = [None] * block_count
         self._owner: list[str | None] = [None] * block_count
         self._by_name: dict[bytes, int] = {}
-        self._named: Counter[str | None] = Counter()
+        self._named: dict[str | None, set[int]] = {}
         self._freed: list[int] = []
 
     @property
@@ -55,7 +55,7 @@ class BlockPool:
 
     def named(self) -> dict[str, int]:
         """Return how many blocks are named for each revision, held or cached; the base's are not counted."""
-        return {owner: count for owner, count in self._named.items() if owner is not None}
+        return {owner: len(blocks) for owner, blocks in self._named.items() if owner is not None}
 
     def references(self) -> tuple[int, ...]:
         """Return the reference count of every block, by block number."""
@@ -119,14 +119,14 @@ class BlockPool:
         self._by_name[name] = block
         self._name[block] = name
         self._owner[block] = owner
-        self._named[owner] += 1
+        self._named.setdefault(owner, set()).add(block)
 
     def forget(self, owner: str | None) -> int:
         """Drop every name of `owner` (a revision id, None for the base). Held blocks go on, but unshared.
 
         Returns how many names were dropped.
         """
-        mine = [b for b in range(1, self.block_count) if self._name[b] is not None and self._owner[b] == owner]
+        mine = sorted(self._named.get(owner, ()))
         for block in mine:
             self._unname(block)
             if self._refs[block] == 0:
@@ -155,7 +155,7 @@ class BlockPool:
         if name is not None:
             del self._by_name[name]
             owner = self._owner[block]
-            self._named[owner] -= 1
+            self._named[owner].discard(block)
             if not self._named[owner]:
                 del self._named[owner]
         self._name[block] = None
@@ -174,5 +174,6 @@ class BlockPool:
         assert cached <= named, "a cached block has no name"
         assert not named & free, "a free block has a name"
         assert self._by_name == {self._name[b]: b for b in named}, "names and blocks disagree"
-        by_owner = Counter(self._owner[b] for b in named)
-        assert by_owner == self._named, "the named blocks of an owner are miscounted"
+        assert all(self._named.values()), "an owner without blocks is kept"
+        by_owner = {(self._owner[b], b) for b in named}
+        assert by_owner == {(o, b) for o, blocks in self._named.items() for b in blocks}, "an owner has others' blocks"

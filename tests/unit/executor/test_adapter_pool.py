@@ -52,6 +52,53 @@ def test_nobody_is_evicted_in_vain() -> None:
     assert pool.state("b") is Berth.READY
 
 
+class Watched(Lru):
+    """Counts how often it is asked what a revision is worth."""
+
+    asked = 0
+
+    def worth(self, key: str) -> float:
+        self.asked += 1
+        return super().worth(key)
+
+
+def test_making_room_looks_at_each_resident_once_however_many_go_and_not_at_all_while_it_is_in_vain() -> None:
+    policy = Watched()
+    pool = make(100, policy)
+    held = []
+    for number in range(100):
+        load(pool, f"r{number:02}", now=float(number))
+        held.append(pool.lease(f"r{number:02}", now=float(number)))
+    for _ in range(50):
+        assert pool.reserve("large", rank=8 * 60) is None
+    assert policy.asked == 0
+    for lease in held:
+        pool.release(lease)
+    pool.reserve("large", rank=8 * 60)
+    assert pool.evictions == 60
+    assert {r.revision_id for r in pool.residents()} == {f"r{number}" for number in range(60, 100)}
+    assert policy.asked <= 300
+    pool.check()
+
+
+def test_who_holds_less_by_now_loses_no_more_than_others() -> None:
+    """Of a tenant that holds too much so many go as are too many; then worth alone decides again."""
+    pool = make(12, GdsfD())
+    for number in range(10):
+        pool.reserve(f"big{number}", rank=8, tenant="big")
+        pool.ready(f"big{number}", now=0.0, load_ms=2.0)
+        pool.release(pool.lease(f"big{number}", now=100.0 + number))
+    for number in range(2):
+        pool.reserve(f"other{number}", rank=8, tenant="other")
+        pool.ready(f"other{number}", now=0.0, load_ms=1.0)
+        pool.release(pool.lease(f"other{number}", now=110.0 + number))
+    # Most of 12 pages for one of three: 4 and a quarter of the pool, 7. Big's are worth two, a quarter of that above 7.
+    pool.reserve("new", rank=8 * 4, tenant="new")
+    gone = {f"big{n}" for n in range(10)} | {"other0", "other1"}
+    gone -= {r.revision_id for r in pool.residents()}
+    assert gone == {"big0", "big1", "big2", "other0"}
+
+
 def test_drain_waits_for_leases_and_frees_with_the_last() -> None:
     pool = make()
     load(pool, "a")

@@ -60,6 +60,25 @@ def test_forget_drops_one_owners_names_and_keeps_held_blocks() -> None:
     pool.check()
 
 
+class Counted(list):
+    """A list that counts how often it is looked into."""
+
+    looks = 0
+
+    def __getitem__(self, index):
+        self.looks += 1
+        return super().__getitem__(index)
+
+
+def test_forgetting_an_owner_looks_at_its_blocks_only() -> None:
+    pool = BlockPool(1000, block_size=4)
+    blocks = pool.allocate(999)
+    pool.publish(blocks[0], N[0], owner="a")
+    pool._name, pool._owner = Counted(pool._name), Counted(pool._owner)
+    assert (pool.forget("a"), pool.forget("b")) == (1, 0)
+    assert pool._name.looks + pool._owner.looks < 10
+
+
 def test_a_name_taken_leaves_the_second_block_private() -> None:
     pool = BlockPool(4, block_size=4)
     first, second = pool.allocate(2)
