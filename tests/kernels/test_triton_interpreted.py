@@ -1,9 +1,7 @@
 """The Triton kernels in Triton's interpreter against the float64 twin: every launch is a poisoned mixed batch.
 
-The cases (`triton_rig.cover`) have every two of rank, rows, width and variant together, each value with each; all ranks
-with all rows in one launch. Not every three: that is hours of interpreting. Dtypes and outputs rotate through them. Base
-rows, x of base rows, free pages, the tail of half used pages and the scratch hold NaN; every case has base rows and an
-adapter without rank.
+Base rows, x of base rows, free pages, the tail of half used pages and the scratch hold NaN; every case has base rows and
+an adapter without rank. Ranks, rows, widths and variants all with each other are in `test_triton_product.py`.
 """
 
 from __future__ import annotations
@@ -14,23 +12,21 @@ import pytest
 import torch
 from triton.runtime.interpreter import GridExecutor
 
+from services.executor.kernels import triton_decode, triton_prefill
 from services.executor.kernels.layout import RowLayout, Segment, make_layout
 from services.executor.kernels.variants import VARIANTS
 from services.executor.kernels.work import Resident
+from tests.kernels.lanes import in_lanes
 from tests.kernels.triton_rig import (
+    BASE,
     PAGE,
-    TOLERANCE,
     Case,
     Rig,
-    cover,
-    covered,
+    assert_same,
     group_of,
+    one_by_one,
     overflow_checks,
-    wanted,
 )
-
-BASE = 2
-
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -39,27 +35,16 @@ def layout_of(rows: tuple[int, ...], base: int = BASE) -> RowLayout:
     return make_layout([None, *range(len(rows))], [base, *rows])
 
 
-def assert_same(got: torch.Tensor, expected: torch.Tensor, base: int = BASE) -> None:
-    """Base rows still NaN, the others finite and equal to the twin's."""
-    atol, rtol = TOLERANCE[got.dtype]
-    assert got[:base].isnan().all()
-    torch.testing.assert_close(got[base:], expected[base:], atol=atol, rtol=rtol)
-
-
-def test_the_cases_cover_what_they_say() -> None:
-    assert wanted() <= set().union(*(covered(case) for case in cover()))
-
-
-@pytest.mark.parametrize("case", cover(), ids=str)
-def test_every_variant_equals_the_twin(case: Case) -> None:
-    ranks = [*(rank for rank, _ in case.segments), 0]
-    rows = (*(rows for _, rows in case.segments), 2)
-    rig = Rig(group_of(case.dim, case.outs), ranks, case.dtype, seed=len(rows))
-    layout = layout_of(rows)
+@pytest.mark.parametrize("case", one_by_one(), ids=str)
+def test_every_variant_equals_the_twin_and_itself_in_lanes(case: Case) -> None:
+    rig, layout = case.rig()
     y, x = rig.inputs(layout)
     got = rig.run(VARIANTS[case.variant], y, x, layout, 1)
     assert_same(got, rig.expected(y, x, layout, 1))
     assert torch.equal(got[-2:], y[-2:])  # the adapter without rank in this group
+    with in_lanes(triton_decode, triton_prefill) as lanes:
+        together = rig.run(VARIANTS[case.variant], y, x, layout, 1, lanes=lanes)
+    assert torch.equal(together[BASE:], got[BASE:]), "bit by bit"
 
 
 @pytest.mark.parametrize("name", ["triton-decode-4x8", "triton-prefill-16x16"])
