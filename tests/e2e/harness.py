@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,16 @@ class Stack:
             str(self.data),
         ]
 
-    def up(self, *arguments: str) -> Answer:
-        """Starts the stack by a process of its own, as a person does."""
+    def up(self, *arguments: str, environ: Mapping[str, str] | None = None) -> Answer:
+        """Starts the stack by a process of its own, as a person does; `environ` comes on top of the environment."""
         command = self.command("dev", "up", "--port-base", str(self.port_base), *arguments)
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=UP_TIMEOUT_S, env=environment(), check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=UP_TIMEOUT_S,
+            env={**environment(), **(environ or {})},
+            check=False,
         )
         return Answer(done.returncode, done.stdout, done.stderr)
 
@@ -128,11 +133,11 @@ def free_port_base() -> int:
 
 
 @contextlib.contextmanager
-def running(data: Path, *arguments: str) -> Iterator[Stack]:
+def running(data: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> Iterator[Stack]:
     """Runs a stack for the length of a `with` block, and checks that nothing of it is left afterwards."""
     stack = Stack(data, free_port_base())
     try:
-        answer = stack.up(*arguments, "--json")
+        answer = stack.up(*arguments, "--json", environ=environ)
         assert answer.code == 0, answer
         yield stack
     finally:

@@ -4,13 +4,17 @@ import json
 import shutil
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from services.shared.metrics import METRICS
-from tests.e2e.harness import Stack, publish
+from tests.e2e.harness import Stack, publish, wait_until
+from tests.support.collector import Collector
 
+# Of opentelemetry.proto.metrics.v1.AggregationTemporality.
+CUMULATIVE = 2
 CANARY = "zebra-canary-7391"
 
 
@@ -98,6 +102,44 @@ def test_every_service_exports_its_metrics_and_nothing_else_of_ours(stack: Stack
     for name in ("executor_step_duration_seconds", "executor_step_rows", "adapter_load_duration_seconds"):
         assert f"loraport_{name}_bucket" in executor
     assert 'loraport_adapter_lookups_total{result="miss",tier="DEVICE"}' in executor
+
+
+def test_a_collector_is_sent_what_every_service_shows_and_whole_traces(
+    stack: Stack, asked: dict[str, str], collector: Collector
+) -> None:
+    services = {f"loraport-{name}" for name in ("router", "executor", "loader", "registry")}
+    wait_until(lambda: {service for service, _ in collector.metrics} >= services, within_s=120, what="all metrics")
+    for (service, _), sent in list(collector.metrics.items()):
+        known = {m.name: m for m in METRICS.values() if service.removeprefix("loraport-") in m.services}
+        assert set(sent) <= set(known), service
+        # By name, unit and kind a collector makes the names that dashboards ask for: `_seconds`, `_bytes`, `_total`.
+        for name, metric in sent.items():
+            assert metric.unit == known[name].unit, name
+            made = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}[known[name].kind]
+            assert metric.WhichOneof("data") == made, name
+            assert made != "sum" or (metric.sum.is_monotonic and metric.sum.aggregation_temporality == CUMULATIVE)
+    found = stack.ok("trace", asked["cold"])
+    trace = bytes.fromhex(found["trace_id"])
+
+    def spans() -> dict[bytes, tuple[str, Any]]:
+        return {span.span_id: (service, span) for service, span in list(collector.spans) if span.trace_id == trace}
+
+    wait_until(lambda: len(spans()) >= len(found["spans"]), within_s=120, what="the whole trace")
+    sent = spans()
+    assert {service for service, _ in sent.values()} == services
+    assert sorted(span.name for _, span in sent.values()) == sorted(span["name"] for span in found["spans"])
+    roots = [span for _, span in sent.values() if span.parent_span_id not in sent]
+    assert [span.name for span in roots] == ["router.InferenceService.Generate"]
+
+    def linked() -> bool:
+        """What leads from a panel to a trace."""
+        return any(("loraport.router.ttft", span.trace_id) in collector.exemplars for _, span in list(collector.spans))
+
+    wait_until(linked, within_s=120, what="an exemplar whose trace is there")
+    secret = (stack.data / "keys" / "acme.key").read_text().strip()
+    told = str([metrics for metrics in collector.metrics.values()]) + str([span for _, span in collector.spans])
+    assert CANARY not in told
+    assert secret not in told
 
 
 def test_doctor_finds_a_stack_well_and_says_what_is_not(stack: Stack) -> None:

@@ -3,19 +3,16 @@
 import json
 import subprocess
 import sys
-from concurrent import futures
 from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from services.shared import metrics
 from services.shared.config import ConfigError, from_mapping
 from services.shared.telemetry import TelemetryConfig
 from tests.architecture.source import ROOT
+from tests.support.collector import Collector, collecting
 
 SEEN_S = 0.2
 CODE = """
@@ -40,35 +37,12 @@ print(json.dumps({"port": port, "told": telemetry.metrics_port(), "page": page, 
 """
 
 
-class Collector(metrics_service_pb2_grpc.MetricsServiceServicer, trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps what is sent to it."""
-
-    def __init__(self) -> None:
-        self.metrics: list = []
-        self.spans: list = []
-
-    def Export(self, request, context):
-        if isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest):
-            self.metrics += request.resource_metrics
-            return metrics_service_pb2.ExportMetricsServiceResponse()
-        self.spans += request.resource_spans
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
 @pytest.fixture(scope="module")
 def run() -> tuple[dict[str, Any], Collector]:
     """What a process with one traced request showed at its endpoint, and what it sent to its collector."""
-    server, collector = grpc.server(futures.ThreadPoolExecutor(2)), Collector()
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(collector, server)
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, address], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-        )
-    finally:
-        server.stop(0)
+    with collecting() as collector:
+        command = [sys.executable, "-c", CODE, collector.address]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     return json.loads(done.stdout), collector
 
 
@@ -77,11 +51,9 @@ def test_the_endpoint_and_the_collector_are_told_the_same(run: tuple[dict[str, A
     assert told["port"] == told["told"] > 0
     line = 'loraport_router_ttft_seconds_count{start="warm",tenant_class="other"} 1.0'
     assert line in told["page"]
-    [resource] = collector.metrics
-    facts = {fact.key: fact.value.string_value for fact in resource.resource.attributes}
-    assert facts["service.name"] == "loraport-router"
-    assert facts["service.instance.id"]
-    sent = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    [((service, instance), sent)] = collector.metrics.items()
+    assert service == "loraport-router"
+    assert instance
     [point] = sent["loraport.router.ttft"].histogram.data_points
     span = the_span(collector)
     assert [exemplar.trace_id for exemplar in point.exemplars] == [span.trace_id]
@@ -103,7 +75,7 @@ def test_who_accepts_openmetrics_is_shown_the_trace_in_its_bucket(run: tuple[dic
 
 
 def the_span(collector: Collector) -> Any:
-    [span] = [span for one in collector.spans for scope in one.scope_spans for span in scope.spans]
+    [(_, span)] = collector.spans
     return span
 
 
