@@ -6,20 +6,26 @@ token are log-normal with a spread of 0.6, times per token with 0.3; one request
 fifty is rejected. A slowdown is of the first token alone, the noisier of the two, so that nothing else gives it away.
 "Requests" are those of the new arm; its control has as many.
 
-The baseline of false rollbacks is a plain two-sample test at 5 % that is looked at just as often. Prints a line per
-figure and writes bench/results/rollout.json.
+The baseline of false rollbacks is a plain two-sample test at 5 % that is looked at just as often. The baseline of what
+is caught within 400 requests is the most that any rule can catch in them: the power of the one-sided test that knows
+the variance, looks once, at 400, and rolls 1 % of identical revisions back (Neyman and Pearson). Prints a line per
+figure and writes bench/results/rollout.json. No constant of the judge was chosen on the seed that is the default here.
 """
 
 import argparse
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
 from bench.figures import RESULTS, Figure, report
+from services.registry.rollout import judge
 from services.registry.rollout.arms import ArmStats, StepStats
 from services.registry.rollout.machine import Evidence, Move, Position, decide
 from services.registry.rollout.sequences import GROUPS, Grouped, Moments
@@ -29,6 +35,7 @@ from services.shared.split import Arm
 
 LOOK = 40
 MOST = 4000
+PART = 25  # rollouts that a process plays at a time
 # Requests of each judged arm in a second: so few that a step waits for evidence and not for its 60 seconds.
 RATE = 4.0
 PEEK_Z = 1.645
@@ -131,9 +138,17 @@ def _naive(new: Moments, control: Moments) -> bool:
     return (new.mean - control.mean) / error > PEEK_Z
 
 
-def many(count: int, seed: int, traffic: Traffic, *, most: int | None = None) -> list[Outcome]:
-    """Plays so many rollouts of one kind."""
+def many(
+    count: int, seed: int, traffic: Traffic, *, most: int | None = None, pool: Executor | None = None
+) -> list[Outcome]:
+    """Plays so many rollouts of one kind, in a pool of processes if there is one; the outcomes are the same."""
     streams = np.random.SeedSequence(seed).spawn(count)
+    parts = [streams[index : index + PART] for index in range(0, count, PART)]
+    played = (pool.map if pool is not None else map)(partial(_play_part, traffic=traffic, most=most), parts)
+    return [outcome for part in played for outcome in part]
+
+
+def _play_part(streams: list[np.random.SeedSequence], *, traffic: Traffic, most: int | None) -> list[Outcome]:
     return [play(np.random.default_rng(stream), traffic, Settings(), most=most) for stream in streams]
 
 
@@ -149,25 +164,39 @@ def median(outcomes: list[Outcome], state: State = State.ROLLED_BACK) -> float:
     return float(counts[len(counts) // 2])
 
 
-def figures(count: int, seed: int) -> Iterator[Figure]:
-    """Plays everything; `count` rollouts of identical revisions, a quarter as many of every other kind."""
-    same = many(count, seed, Traffic())
+def ceiling(traffic: Traffic, requests: int, *, alpha: float) -> float:
+    """Returns the percentage of slower revisions that a test with nothing left to learn finds in so many requests."""
+    normal = NormalDist()
+    answered = requests * (1 - traffic.errors)
+    error = traffic.first_spread * math.sqrt(2 / answered)
+    return 100.0 * normal.cdf(math.log(traffic.slow) / error - normal.inv_cdf(1 - alpha))
+
+
+def figures(count: int, seed: int, pool: Executor) -> Iterator[Figure]:
+    """Plays everything; `count` rollouts of identical revisions of each traffic, fewer of every other kind."""
+    played = partial(many, pool=pool)
+    same = played(count, seed, Traffic())
     peeking = 100.0 * sum(item.naive for item in same) / len(same)
     yield _at_most("identical, rolled back", share(same), peeking, 1.0, "%")
     yield _at_least("identical, promoted", share(same, state=State.RETAINING), 100.0, 95.0, "%")
     yield _at_most("identical, to the flip", median(same, State.RETAINING), 4 * 200.0, MOST, "req")
-    alike = many(count // 2, seed + 1, Traffic(session=8, alike=0.3))
+    alike = played(count, seed + 1, Traffic(session=8, alike=0.3))
     yield _at_most("same, conversations of 8", share(alike), peeking, 1.0, "%")
-    broken = many(count // 4, seed + 2, Traffic(base_errors=0.05, errors=0.05))
+    broken = played(count // 4, seed + 2, Traffic(base_errors=0.05, errors=0.05))
     yield _at_most("same, 5 % of all fail", share(broken), peeking, 1.0, "%")
-    slow = many(count // 4, seed + 3, Traffic(slow=1.25), most=MOST)
+    quarter = Traffic(slow=1.25)
+    slow = played(count // 2, seed + 3, quarter, most=MOST)
     yield _at_most("25 % slower, caught after", median(slow), 200.0, 400.0, "req")
-    yield _at_least("25 % slower, within 400", share(slow, within=400), 100.0, 80.0, "%")
+    possible = ceiling(quarter, 400, alpha=0.01)
+    yield _at_least("25 % slower, within 400", share(slow, within=400), possible, 95.0, "%")
     yield _at_least("25 % slower, ever", share(slow), 100.0, 100.0, "%")
-    tenth = many(count // 4, seed + 4, Traffic(slow=1.10), most=MOST)
+    tenth = played(count // 4, seed + 4, Traffic(slow=1.10), most=MOST)
     yield _at_least("10 % slower, within 4,000", share(tenth, within=MOST), 85.0, 80.0, "%")
     yield _at_most("10 % slower, promoted", share(tenth, state=State.RETAINING), 0.0, 5.0, "%")
-    failing = many(count // 4, seed + 5, Traffic(errors=0.06), most=MOST)
+    margin = played(count // 4, seed + 6, Traffic(slow=1.05), most=MOST)
+    level = 100.0 * (judge.ALPHA / 2 + judge.EARLY.alpha)
+    yield _at_most("at the margin, rolled back", share(margin), level, level, "%")
+    failing = played(count // 4, seed + 5, Traffic(errors=0.06), most=MOST)
     yield _at_most("5 points more errors, after", median(failing), 100.0, 400.0, "req")
     yield _at_least("5 points more, within 1,000", share(failing, within=1000), 100.0, 95.0, "%")
 
@@ -183,11 +212,12 @@ def _at_least(name: str, value: float, baseline: float, target: float, unit: str
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the judge of rollouts on a simulated clock.")
     parser.add_argument("--rollouts", type=int, default=1000, help="rollouts of identical revisions")
-    parser.add_argument("--seed", type=int, default=7, help="seed of all chance")
+    parser.add_argument("--seed", type=int, default=2027, help="seed of all chance")
     parser.add_argument("--out", type=Path, default=RESULTS / "rollout.json", help="where the JSON goes")
     options = parser.parse_args()
     started = time.monotonic()
-    found = list(figures(options.rollouts, options.seed))
+    with ProcessPoolExecutor() as pool:
+        found = list(figures(options.rollouts, options.seed, pool))
     facts = {
         "rollouts": options.rollouts,
         "seed": options.seed,

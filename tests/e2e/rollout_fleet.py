@@ -48,7 +48,7 @@ class Sent:
 
 @dataclass
 class Traffic:
-    """Asks without pause from several threads until stopped, of each adapter in turn.
+    """Asks from several threads until stopped, of each adapter in turn, with so little pause.
 
     With `talks` every second request is of one of so many conversations; every other one is the only one of its.
     """
@@ -56,6 +56,7 @@ class Traffic:
     stack: Stack
     adapters: tuple[str, ...] = ("bot",)
     talks: int = 0
+    pause_s: float = 0.0
     sent: list[Sent] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -82,11 +83,12 @@ class Traffic:
                     sent.error = error.reason or type(error).__name__
                 sent.ended = time.monotonic()
                 self.sent.append(sent)
+                time.sleep(self.pause_s)
 
 
 @contextmanager
-def traffic(stack: Stack, *adapters: str, talks: int = 0) -> Iterator[Traffic]:
-    flow = Traffic(stack, adapters or ("bot",), talks)
+def traffic(stack: Stack, *adapters: str, talks: int = 0, pause_s: float = 0.0) -> Iterator[Traffic]:
+    flow = Traffic(stack, adapters or ("bot",), talks, pause_s)
     threads = [threading.Thread(target=flow.run, args=(number,)) for number in range(max(WORKERS, len(adapters)))]
     for thread in threads:
         thread.start()

@@ -196,7 +196,7 @@ def test_whatever_dies_dies_in_every_state_and_each_rollout_goes_on(fleet: Fleet
     """Router, registry, board and an executor, all in one moment and then one by one, while a rollout is in each state."""
     trials = Trials(fleet)
     trials.begin()
-    with traffic(fleet.stack, *NAMES, talks=TALKS) as flow:
+    with traffic(fleet.stack, *NAMES, talks=TALKS, pause_s=0.05) as flow:
         trials.flow = flow
         trials.survive("router", "registry", "valkey", fleet.youngest())
         settled_at = time.monotonic()

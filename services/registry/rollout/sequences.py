@@ -14,6 +14,17 @@ wanted, whatever the noise. With estimated variances that holds in the limit of 
 them tell less than they seem to: they fall into one of `GROUPS` groups, and the spread of the groups' sums says by what
 factor the variance of the mean is larger than that of as many strangers (the method of random groups).
 
+**A lower end for what is plain.** The mixture is tight where it must last; what is far off is seen earlier by a bound
+that spends its error before. S - v * truth is, in the limit, a Brownian motion W in v. By reflection W reaches c
+anywhere up to V with probability 2 P(N > c / sqrt(V)), and because v W(1/v) is a Brownian motion too, W(v) / v reaches
+c / V anywhere from V on with the same probability; W(V) >= c is part of both. So with probability 1 - 3 P(N > k) no
+estimate is ever more than
+
+    k / sqrt(V) * max(1, V / v)
+
+above the truth (Levy; O'Brien and Fleming, 1979, stop by the first half of it). The interval's lower end is the better
+one of both, at the sum of their levels.
+
 **A sequential probability ratio** weighs failures of rate p1 against rate p0: above `ln((1 - beta)/alpha)` it is p1,
 below `ln(beta/(1 - alpha))` it is p0, between them nobody knows yet (Wald, 1945).
 """
@@ -124,6 +135,19 @@ class Interval:
     information: float
 
 
+@dataclass(frozen=True, slots=True)
+class Early:
+    """The lower end for what is plain: best at information `at`, `width` standard errors wide there."""
+
+    at: float
+    width: float
+
+    @property
+    def alpha(self) -> float:
+        """Its level."""
+        return 1.5 * math.erfc(self.width / math.sqrt(2))
+
+
 UNKNOWN = Interval(0.0, -math.inf, math.inf, 0.0)
 
 
@@ -138,22 +162,30 @@ def mixture_radius(v: float, *, rho: float, alpha: float) -> float:
     return math.sqrt((v + rho) * (math.log1p(v / rho) + 2 * math.log(1 / alpha)))
 
 
-def difference(strata: Iterable[tuple[Grouped, Grouped]], *, v_opt: float, alpha: float) -> Interval:
+def early_radius(v: float, early: Early) -> float:
+    """Returns how far an estimate of information `v` may be above the truth."""
+    return early.width / math.sqrt(early.at) * max(1.0, early.at / v)
+
+
+def difference(
+    strata: Iterable[tuple[Grouped, Grouped]], *, v_opt: float, alpha: float, early: Early | None = None
+) -> Interval:
     """Returns the confidence sequence of the mean of the first of each pair minus the second's, over all pairs."""
+    pairs = [pair for pair in strata if min(pair[0].count, pair[1].count) >= MIN_SAMPLES]
+    if not pairs:
+        return UNKNOWN
+    # All are of one traffic; together they say most surely how alike its requests are.
+    arms = [arm for pair in pairs for arm in pair]
+    likeness = max(1.0, sum(arm.likeness * arm.count for arm in arms) / sum(arm.count for arm in arms))
     score = information = 0.0
-    for new, control in strata:
-        if min(new.count, control.count) < MIN_SAMPLES:
-            continue
-        # Both arms are of one traffic; together they say more surely how alike its requests are.
-        likeness = max(1.0, (new.likeness + control.likeness) / 2)
+    for new, control in pairs:
         variance = likeness * (new.mean_variance + control.mean_variance)
         score += (new.mean - control.mean) / variance
         information += 1 / variance
-    if information == 0:
-        return UNKNOWN
     radius = mixture_radius(information, rho=mixture_rho(v_opt, alpha), alpha=alpha) / information
+    below = radius if early is None else min(radius, early_radius(information, early))
     estimate = score / information
-    return Interval(estimate, estimate - radius, estimate + radius, information)
+    return Interval(estimate, estimate - below, estimate + radius, information)
 
 
 Ratio = Literal["WORSE", "SAME", "UNKNOWN"]

@@ -3,7 +3,7 @@
 import math
 import random
 from dataclasses import replace
-from statistics import fmean, variance
+from statistics import NormalDist, fmean, variance
 from typing import Any
 
 import pytest
@@ -15,11 +15,13 @@ from services.registry.rollout.arms import ArmStats, StepStats
 from services.registry.rollout.judge import Verdict, _quotient, exhausted, judge, judge_shadow
 from services.registry.rollout.sequences import (
     MIN_SPREAD,
+    Early,
     Failures,
     Grouped,
     Interval,
     Moments,
     difference,
+    early_radius,
     likelihood_ratio,
     mixture_radius,
     mixture_rho,
@@ -87,7 +89,7 @@ def test_sums_survive_the_database(values: list[float]) -> None:
     assert arms.from_json(arms.to_json(stats)) == stats
 
 
-def test_strata_add_up_and_unequal_arms_are_fair() -> None:
+def test_strata_add_up_and_unequal_bothare_fair() -> None:
     """Two steps with other means and sizes: the difference is what they have in common."""
     chance = random.Random(1)
 
@@ -118,6 +120,34 @@ def test_a_confidence_sequence_holds_at_all_times_at_once() -> None:
                 left += 1
                 break
     assert left / 200 <= 0.2
+
+
+def test_the_early_bound_is_left_as_seldom_as_it_says_and_not_much_more_seldom() -> None:
+    """A Brownian motion, looked at in small steps far beyond the point at which the bound is best."""
+    early, chance, left = Early(at=100.0, width=1.5), random.Random(3), 0
+    assert early.alpha == pytest.approx(3 * (1 - NormalDist().cdf(1.5)))
+    for _ in range(1000):
+        score, v = 0.0, 0.0
+        while v < 1000:
+            step = 4.0 if v < 200 else 40.0
+            v += step
+            score += chance.gauss(0, math.sqrt(step))
+            if score / v >= early_radius(v, early):
+                left += 1
+                break
+    assert early.alpha / 2 < left / 1000 < early.alpha
+
+
+@pytest.mark.parametrize(("slower", "word"), [(1.12, "WAIT"), (1.17, "FAIL")])
+def test_what_is_plain_after_400_requests_goes_back_then(slower: float, word: str) -> None:
+    """The mixture alone wants 18 % by then; both times are as spread as first tokens are."""
+    times = [0.6 * NormalDist().inv_cdf((index + 0.5) / 400) for index in range(400)]
+    random.Random(1).shuffle(times)
+    both = {"new": ArmStats(requests=400), "control": ArmStats(requests=400)}
+    for index, time in enumerate(times):
+        both["new"].first_token.add(time + math.log(slower), index)
+        both["control"].first_token.add(time, index)
+    assert verdict(StepStats(both)).word == word  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
