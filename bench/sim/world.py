@@ -6,7 +6,7 @@ another revision than was asked for.
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.sim.machine import PREFIX_TOKENS, Job, Machine, Model
 from bench.sim.workloads import Call
@@ -241,8 +241,7 @@ class _Open:
     def _begun(self, attempt: int, load_ms: float, cached: int) -> None:
         if attempt == self.tries and self.grant is not None:
             now = self.router.world.clock.time
-            self.grant.begun(load_ms, now=now)
-            self.grant.computed(cached)
+            self.grant.begun(load_ms, cached, now=now)
 
     def _token(self, attempt: int) -> None:
         if attempt != self.tries or self.grant is None or self.job is None:
@@ -275,7 +274,9 @@ class _Open:
             self._send(self.grant.executor)
             return
         grant, self.grant = self.grant, None
+        grant.uncharge()
         grant.release()
+        self.request = replace(self.request, arrived=now)
         router.dispatch.offer(self.request)
         router.wake()
 

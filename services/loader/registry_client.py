@@ -81,8 +81,7 @@ class RegistryClient:
         return found is not None and found.state == "ACTIVE"
 
     def active_digest(self, digest: str) -> bool:
-        revisions = self._following.view.revisions.values()
-        return any(item.weights_digest == digest and item.state == "ACTIVE" for item in revisions)
+        return self._following.view.active_weights(digest)
 
     def needed(self) -> frozenset[str]:
         view = self._following.view

@@ -15,8 +15,9 @@ from services.shared.errors import LoraportError
 class Answers:
     """See the module's text."""
 
-    def __init__(self, table: TokenTable, sampling: Sampling, *, prompt_tokens: int) -> None:
+    def __init__(self, table: TokenTable, sampling: Sampling, *, prompt_tokens: int, cached_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
+        self._cached_tokens = cached_tokens
         self._open = {
             index: Detokenizer(table, stops=sampling.stop, min_tokens=sampling.min_tokens or 0)
             for index in range(sampling.answers)
@@ -59,7 +60,7 @@ class Answers:
                 yield Finished(
                     index=event.index,
                     reason="stop",
-                    usage=Usage(self._prompt_tokens, answer.token_count),
+                    usage=Usage(self._prompt_tokens, answer.token_count, self._cached_tokens),
                     kernel_path=event.kernel_path,
                     max_batch_adapter_count=event.max_batch_adapter_count,
                     stop_match=piece.stop,

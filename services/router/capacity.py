@@ -49,7 +49,7 @@ class PoolNeeds:
         use = self._uses.get((executor, revision_id))
         if use is None:
             if len(self._uses) >= MAX_KNOWN:
-                self._forget(now)
+                self._make_room(now)
             use = self._uses[executor, revision_id] = _Use(tenant, pages, now)
         use.at, use.tenant, use.pages = now, tenant, max(pages, use.pages)
         if cold:
@@ -109,6 +109,14 @@ class PoolNeeds:
                 # The same reload comes back with every report, a little off for the clocks.
                 if all(abs(again - known) > 1.0 or who != whose for known, who in use.reloads):
                     use.reloads.append((again, str(whose)))
+
+    def _make_room(self, now: float) -> None:
+        """Forgets what is past, and if that is little, what was used least recently as well: many at once, since it
+        costs a look at all."""
+        self._forget(now)
+        if len(self._uses) > MAX_KNOWN - MAX_TOLD:
+            newest = sorted(self._uses.items(), key=lambda item: -item[1].at)
+            self._uses = dict(newest[: MAX_KNOWN - MAX_TOLD])
 
     def _forget(self, now: float) -> None:
         since = now - WINDOW_S

@@ -150,20 +150,20 @@ class RecordChecker:
         return True
 
 
-def list_adapters(view: CatalogView, tenant: str) -> list[AdapterSummary]:
-    """Returns the tenant's own adapters that can be asked for, in order of name.
+def list_adapters(view: CatalogView, tenant: str, *, only: str | None = None) -> list[AdapterSummary]:
+    """Returns the tenant's own adapters that can be asked for, or the one that is meant, in order of name.
 
     That is those with an alias or an ACTIVE revision; one whose every revision waits or is out of service is not
-    listed on the user plane.
+    listed on the user plane. It costs as much as the tenant has itself.
     """
     bases: dict[str, str] = {}
     aliases: dict[str, list[tuple[str, str, int]]] = {}
-    for item in view.revisions.values():
-        if item.tenant == tenant and item.state == "ACTIVE":
+    for item in view.revisions_of(tenant):
+        if item.state == "ACTIVE" and only in (None, item.adapter):
             bases[item.adapter] = item.base_model
-    for alias in view.aliases.values():
-        target = view.revisions.get(alias.revision_id) if alias.tenant == tenant else None
-        if target is not None:
+    for alias in view.aliases_of(tenant):
+        target = view.revisions.get(alias.revision_id)
+        if target is not None and only in (None, alias.adapter):
             bases.setdefault(alias.adapter, target.base_model)
             aliases.setdefault(alias.adapter, []).append((alias.alias, alias.revision_id, target.version))
     return [AdapterSummary(name, bases[name], tuple(sorted(aliases.get(name, ())))) for name in sorted(bases)]

@@ -1,6 +1,6 @@
 """One router's decisions: whose turn it is, where that request goes, and what it is charged. Pure.
 
-    offer ──> next ──> Grant: begun (its load is over), decoded (tokens came), computed (prompt tokens), release
+    offer ──> next ──> Grant: begun (its load is over, and what of the prompt is there), decoded (tokens came), release
 
 `next` asks the queue for the tenant with the least counter, whose request placement puts on an executor; the ledger
 charges what can be foretold, and the grant corrects it as the executor tells. Every grant explains itself.
@@ -68,7 +68,10 @@ class Grant:
         self._bill = bill
         # The load that it waits for is another request's.
         self._joined = joined
+        # Of the prompt, what the executor has: likely, and by its word once it has begun.
+        self._known = placed.matched_tokens
         self._tokens = 0
+        self._computed = False
         self._released = False
 
     @property
@@ -76,9 +79,16 @@ class Grant:
         """Name of the executor."""
         return self._flight.executor
 
-    def begun(self, load_ms: float, *, now: float) -> None:
-        """The executor has begun the request; `load_ms` is what it spent on the load, 0 when the revision was there."""
-        self._flight.begun()
+    def begun(self, load_ms: float, cached_tokens: int, *, now: float) -> None:
+        """The executor has begun the request; `load_ms` is what it spent on the load, 0 when the revision was there,
+        `cached_tokens` how much of the prompt it has."""
+        tokens = max(0, self.request.prompt_tokens - cached_tokens)
+        self._flight.begun(tokens)
+        self._known = cached_tokens
+        self._dispatch.locality.told(
+            self.executor, self.request.tenant, guessed=self._placed.matched_tokens, had=cached_tokens
+        )
+        self._bill.computed(self._dispatch.prices_of(self.request).prefill_ms(tokens))
         if load_ms > 0 and self._placed.cold:
             self._dispatch.prices.observe_load(self.request.base_model, mib=self.request.mib, ms=load_ms)
         # A load that others wait for as well is paid by the one that caused it.
@@ -86,8 +96,9 @@ class Grant:
         self._dispatch.worked(self.request, self._bill.prefill_ms, now=now)
 
     def decoded(self, tokens: int, *, now: float) -> None:
-        """The executor has made tokens."""
+        """The executor has computed the prompt, and made so many tokens more."""
         request = self.request
+        self._computed = True
         self._flight.computed()
         self._tokens += tokens
         work = self._dispatch.prices_of(request).decode_ms(
@@ -99,20 +110,28 @@ class Grant:
         self._bill.decode(work)
         self._dispatch.worked(request, work, now=now)
 
-    def computed(self, cached_tokens: int) -> None:
-        """The executor says how much of the prompt it had."""
-        tokens = max(0, self.request.prompt_tokens - cached_tokens)
-        self._bill.computed(self._dispatch.prices_of(self.request).prefill_ms(tokens))
+    def uncharge(self) -> None:
+        """Gives the prompt's charge back: the request goes back to the queue, where it is charged again."""
+        self._bill.computed(0.0)
 
-    def move(self, placed: Placed, flight: Flight) -> None:
-        """Puts the request on another executor; what it caused on the first stays charged."""
+    def move(self, placed: Placed, flight: Flight, *, joined: bool, load_ms: float) -> None:
+        """Puts the request on another executor; the load that it caused on the first stays charged."""
+        self._forget()
         old, self._flight, self._placed = self._flight, flight, placed
+        self._joined, self._known = joined, placed.matched_tokens
+        self._bill.moved(load_ms)
         old.release()
+
+    def _forget(self) -> None:
+        """What was not computed of the prompt is not there."""
+        if not self._computed:
+            self._dispatch.locality.unsent(self.executor, self.request.prefix, known=self._known)
 
     def release(self) -> None:
         """Gives the place back; once is enough."""
         if not self._released:
             self._released = True
+            self._forget()
             self._dispatch.ended(self)
             self._flight.release()
 
@@ -162,7 +181,8 @@ class Dispatch:
         placed = self._place(grant.request, now, excluded)
         if placed is None:
             return False
-        grant.move(placed, self._begin(grant.request, placed, now))
+        joined, load_ms = self._load(grant.request, placed)
+        grant.move(placed, self._begin(grant.request, placed, now), joined=joined, load_ms=load_ms)
         return True
 
     def sweep(self, now: float) -> list[Waiting]:
@@ -187,7 +207,9 @@ class Dispatch:
             weight=request.weight,
             prompt_tokens=request.prompt_tokens,
             mib=request.mib,
+            length=request.length,
             matches=self.locality.match(request.prefix),
+            doubted=self.locality.doubted(request.tenant),
             last=self.locality.last(request.tenant, request.revision_id, request.session),
             replicas=self.popularity.replicas(request.revision_id, now) if request.revision_id else 1,
             now=now,
@@ -220,9 +242,8 @@ class Dispatch:
 
     def _grant(self, turn: Turn[Placed], now: float) -> Grant:
         request, placed = turn.request, turn.place
-        prefill_ms = self.prices_of(request).prefill_ms(_to_compute(request, placed))
-        joined = request.revision_id in self.members.executor(placed.executor).loading
-        load_ms = self.prices_of(request).load_ms(request.mib) if placed.cold else 0.0
+        prefill_ms = self.prices_of(request).prefill_ms(self._to_compute(request, placed))
+        joined, load_ms = self._load(request, placed)
         bill = self.ledger.open(request.tenant, prefill_ms=prefill_ms, load_ms=load_ms)
         grant = Grant(request, self, placed, self._begin(request, placed, now), bill, joined=joined)
         grant.story = Story(
@@ -242,6 +263,16 @@ class Dispatch:
         )
         self.stories.append(grant.story)
         return grant
+
+    def _to_compute(self, request: Waiting, placed: Placed) -> int:
+        """Returns how much of the prompt is to be computed there, as far as that can be counted on."""
+        doubted = placed.executor in self.locality.doubted(request.tenant)
+        return max(0, request.prompt_tokens - (0 if doubted else placed.matched_tokens))
+
+    def _load(self, request: Waiting, placed: Placed) -> tuple[bool, float]:
+        """Returns whether another request's load is under way there, and what the one that begins will likely take."""
+        joined = request.revision_id in self.members.executor(placed.executor).loading
+        return joined, self.prices_of(request).load_ms(request.mib) if placed.cold else 0.0
 
     def _begin(self, request: Waiting, placed: Placed, now: float) -> Flight:
         self.locality.sent(placed.executor, request.prefix)
@@ -266,7 +297,7 @@ class Dispatch:
             answers=request.answers,
             now=now,
             weight=request.weight,
-            tokens=_to_compute(request, placed),
+            tokens=self._to_compute(request, placed),
             pages=pages,
             turn_s=turn_s,
             cold=placed.cold,
@@ -304,7 +335,3 @@ class Dispatch:
     def _changed(self, base_model: str) -> None:
         self.queue.wake(base_model)
         self.on_change()
-
-
-def _to_compute(request: Waiting, placed: Placed) -> int:
-    return max(0, request.prompt_tokens - placed.matched_tokens)

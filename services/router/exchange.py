@@ -75,7 +75,7 @@ def decode(data: bytes) -> tuple[float, dict[str, float]] | None:
     try:
         value = json.loads(data)
         time, work = float(value["time"]), {str(tenant): float(ms) for tenant, ms in value["work"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     sound = all(0 <= ms < float("inf") for ms in work.values())
     return (time, work) if sound else None

@@ -14,7 +14,6 @@ admission costs the logarithm of the number of tenants.
 
 import bisect
 import heapq
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
@@ -43,6 +42,8 @@ class Waiting:
     priority: int
     arrived: float
     weight: float = 1.0
+    # Tokens of the prompt and the longest answer together; 0 goes anywhere.
+    length: int = 0
     # Rows that it takes in an executor's batch.
     answers: int = 1
     # Size of the adapter.
@@ -119,7 +120,8 @@ class FairQueue:
         self._keys: dict[str, _Key] = {}
         self._listed: dict[str, list[_Entry]] = {}
         self._parked: dict[str, list[_Entry]] = {}
-        self._by_arrival: deque[Waiting] = deque()
+        # What waits, the oldest first.
+        self._by_arrival: dict[str, Waiting] = {}
         self._running: dict[str, str] = {}
         self._running_count: dict[str, int] = {}
         self._arrivals = self._listings = 0
@@ -144,7 +146,7 @@ class FairQueue:
         key = (-request.priority, self._arrivals)
         self._arrivals += 1
         self._keys[request.id] = key
-        self._by_arrival.append(request)
+        self._by_arrival[request.id] = request
         lane = self._lanes.setdefault(request.tenant, lanes).get(request.base_model)
         if lane is None:
             lane = lanes[request.base_model] = _Lane(request.tenant, request.base_model)
@@ -199,12 +201,12 @@ class FairQueue:
     def expire(self, now: float) -> list[Waiting]:
         """Removes and returns the requests that waited longer than a queue may keep them."""
         over = []
-        while self._by_arrival and (
-            now - self._by_arrival[0].arrived >= self._residence_s or self._by_arrival[0].id not in self._keys
-        ):
-            request = self._by_arrival.popleft()
-            if self._remove(request):
-                over.append(request)
+        for request in self._by_arrival.values():
+            if now - request.arrived < self._residence_s:
+                break
+            over.append(request)
+        for request in over:
+            self._remove(request)
         return over
 
     def finish(self, request_id: str) -> None:
@@ -251,14 +253,21 @@ class FairQueue:
         """Returns the tenant's request that goes next, where, and whether it passes its head."""
         strict = lane.passed >= MAX_PASSED or (lane.passed_since is not None and now - lane.passed_since > MAX_PASSED_S)
         chosen: tuple[int, Waiting, P] | None = None
-        tried: dict[tuple[str, int], tuple[int, P | None]] = {}
+        tried: dict[tuple[str, int], tuple[Waiting, P | None]] = {}
         for index, (_, request) in enumerate(lane.rows[: 1 if strict else LOOK_AHEAD]):
             kind = (request.revision_id, request.answers)
-            tokens, where = tried.get(kind, (request.prompt_tokens + 1, None))
-            # A shorter prompt may go where a longer one may not.
-            if tokens > request.prompt_tokens or request.prefix or request.session or request.only:
+            other, where = tried.get(kind, (None, None))
+            # A shorter one may go where a longer one may not.
+            if (
+                other is None
+                or request.prompt_tokens < other.prompt_tokens
+                or request.length < other.length
+                or request.prefix
+                or request.session
+                or request.only
+            ):
                 where = place(request)
-                tried[kind] = request.prompt_tokens, where
+                tried[kind] = request, where
             if where is not None and (chosen is None or not where.cold):
                 chosen = index, request, where
                 if not where.cold:
@@ -333,6 +342,7 @@ class FairQueue:
         key = self._keys.pop(request.id, None)
         if key is None:
             return False
+        del self._by_arrival[request.id]
         lanes = self._lanes[request.tenant]
         lane = lanes[request.base_model]
         index = bisect.bisect_left(lane.rows, key, key=lambda row: row[0])

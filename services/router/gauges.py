@@ -101,6 +101,6 @@ def decode(data: bytes) -> dict[str, Any] | None:
         report = json.loads(data)
         time = float(report["time"])
         found = {"time": time, "uses": list(report["uses"]), "homes": dict(report["homes"])}
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return found if abs(time) < float("inf") else None

@@ -66,6 +66,11 @@ class Bill:
         change, self.load_ms = load_ms - self.load_ms, load_ms
         self._late("load", change)
 
+    def moved(self, load_ms: float) -> None:
+        """Charges the load that is foretold where the request goes now; the one that it caused before stays charged."""
+        self.load_ms = 0.0
+        self.loaded(load_ms)
+
     def computed(self, prefill_ms: float) -> None:
         """Corrects the foretold prefill to what was computed."""
         change, self.prefill_ms = prefill_ms - self.prefill_ms, prefill_ms

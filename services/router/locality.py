@@ -1,12 +1,14 @@
 """Which executor likely still has the keys and values of a prompt's beginning.
 
 A prompt is a chain of block names, each committing to all before it (`services/shared/prefix_hash.py`), so one look-up
-per block finds how much of it was sent where before. It is a guess: an executor forgets blocks on its own. At the end
-of a request it says how many tokens it did not have to compute, and that is what the tenant pays for.
+per block finds how much of it was sent where before. It is a guess: an executor forgets blocks on its own. When it
+begins a request it says how many tokens it has, and that is what the tenant pays for. Where the guess was wrong for a
+tenant it is doubted, and counts for nothing but the choice of the executor, until it is right again. What was sent and
+never computed is not there.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 # Tokens of a block here; the executors' own blocks are smaller and divide it.
 BLOCK_TOKENS = 64
@@ -26,6 +28,8 @@ class Locality:
         self._max_known = max_known
         self._holders: OrderedDict[Hashable, set[str]] = OrderedDict()
         self._sessions: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        # Tenant → executors where the last guess was wrong.
+        self._doubted: dict[str, set[str]] = {}
 
     def sent(self, executor: str, chain: Chain) -> None:
         """Notes that a prompt was sent to an executor, which then has its blocks."""
@@ -34,6 +38,25 @@ class Locality:
             self._holders.move_to_end(name)
         while len(self._holders) > self._max_known:
             self._holders.popitem(last=False)
+
+    def told(self, executor: str, tenant: str, *, guessed: int, had: int) -> None:
+        """The executor says how many tokens of a prompt it had, of which so many were expected."""
+        if had + self.block_tokens <= guessed:  # an executor may always compute the last tokens itself
+            self._doubted.setdefault(tenant, set()).add(executor)
+        elif guessed and tenant in self._doubted:
+            self._doubted[tenant].discard(executor)
+
+    def doubted(self, tenant: str) -> Collection[str]:
+        """Returns the executors where a guess about this tenant's prompts is not to be counted on."""
+        return self._doubted.get(tenant, ())
+
+    def unsent(self, executor: str, chain: Chain, *, known: int) -> None:
+        """Forgets what was sent beyond the first `known` tokens: the request ended before that was computed."""
+        for name in chain[known // self.block_tokens :]:
+            holders = self._holders.get(name, set())
+            holders.discard(executor)
+            if not holders:
+                self._holders.pop(name, None)
 
     def match(self, chain: Chain) -> dict[str, int]:
         """Returns how many tokens of the beginning each executor likely has; executors without any are left out."""
@@ -57,6 +80,8 @@ class Locality:
                 del self._holders[name]
         for key in [key for key, name in self._sessions.items() if name == executor]:
             del self._sessions[key]
+        for executors in self._doubted.values():
+            executors.discard(executor)
 
     def last(self, tenant: str, revision_id: str, session: str) -> str:
         """Returns where a session was served last, empty when that is not known."""

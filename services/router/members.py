@@ -78,18 +78,18 @@ class Flight:
     """One request of this router on one executor, counted until it is released."""
 
     def __init__(
-        self, executor: str, *, begun: Callable[[], None], computed: Callable[[], None], release: Callable[[], None]
+        self, executor: str, *, begun: Callable[[int], None], computed: Callable[[], None], release: Callable[[], None]
     ) -> None:
         self.executor = executor
-        self._begun: Callable[[], None] | None = begun
+        self._begun: Callable[[int], None] | None = begun
         self._computed: Callable[[], None] | None = computed
         self._release: Callable[[], None] | None = release
 
-    def begun(self) -> None:
-        """Its revision is there and its prompt is next; once is enough."""
+    def begun(self, tokens: int) -> None:
+        """Its revision is there and its prompt is next, of which so many tokens are to be computed; once is enough."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            begun()
+            begun(tokens)
 
     def computed(self) -> None:
         """Its prompt is computed; once is enough."""
@@ -197,30 +197,30 @@ class Members:
             member.turns = {key: until for key, until in member.turns.items() if until > now} | {tenant: now + turn_s}
         if cold:
             member.loading[revision_id] = tenant
+            member.draining.clear()  # what gave way has done so
         _peak(member, tenant, now)
-        if len(member.weights) > 2 * (len(member.peaks) + len(member.held)):
-            member.weights = {key: w for key, w in member.weights.items() if key in member.peaks or key in member.held}
-        if cold:
-            # What gave way has done so.
-            member.draining.clear()
         self._dirty(member)
 
-        open_ = {"load": cold, "prompt": tokens > 0}
-
         def loaded() -> None:
-            if open_.pop("load", False):
+            nonlocal cold
+            if cold:
                 member.loading.pop(revision_id, None)
+            cold = False
 
-        def begun() -> None:
+        def expect(count: int) -> None:
+            nonlocal tokens
+            _drop_prompt(member.ahead, tenant, tokens)
+            _add_prompt(member.ahead, tenant, count)
+            tokens = count
+
+        def begun(count: int) -> None:
             loaded()
-            if revision_id and revision_id not in member.told:
-                member.told.add(revision_id)
-                member.holdings = None
-            self._changed(member)
+            expect(count)
+            self._tell(member, revision_id)
 
         def computed() -> None:
-            if open_.pop("prompt", False):
-                _drop_prompt(member.ahead, tenant, tokens)
+            if tokens:
+                expect(0)
                 self._changed(member)
 
         def release() -> None:
@@ -322,6 +322,12 @@ class Members:
         )
         self._changed(member)
 
+    def _tell(self, member: _Member, revision_id: str) -> None:
+        if revision_id and revision_id not in member.told:
+            member.told.add(revision_id)
+            member.holdings = None
+        self._changed(member)
+
     def _dirty(self, member: _Member) -> None:
         member.view = self._view = None
 
@@ -341,6 +347,8 @@ def _peak(member: _Member, tenant: str, now: float) -> None:
         if member.peaked[oldest] > now - PEAK_S:
             break
         del member.peaks[oldest], member.peaked[oldest]
+    if len(member.weights) > 2 * (len(member.peaks) + len(member.held)):
+        member.weights = {key: w for key, w in member.weights.items() if key in member.peaks or key in member.held}
 
 
 def _subtract(counter: Counter[str], key: str, count: int) -> None:
@@ -355,6 +363,8 @@ def _add_prompt(ahead: dict[str, tuple[int, ...]], tenant: str, tokens: int) -> 
 
 
 def _drop_prompt(ahead: dict[str, tuple[int, ...]], tenant: str, tokens: int) -> None:
+    if not tokens:
+        return
     left = list(ahead.pop(tenant))
     left.remove(tokens)
     if left:

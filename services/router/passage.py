@@ -25,6 +25,7 @@ from services.router.door import Job
 from services.router.fair_queue import Waiting
 from services.router.fleet import Fleet
 from services.router.locality import BLOCK_TOKENS, MAX_BLOCKS
+from services.router.reasons import for_the_caller
 from services.router.rollout_losses import ON_TRIAL, Losses
 from services.shared import metrics, telemetry, tracing
 from services.shared.clock import Clock
@@ -40,15 +41,6 @@ T = TypeVar("T")
 _GONE = ("EXECUTOR_UNAVAILABLE", "DRAINING")
 # It does not take this ticket. Its clock may be off, or its trust old; another executor's need not be.
 _ASTRAY = "INVALID_TICKET"
-# Reasons of an executor that mean something to the caller; any other is a fault between the services.
-_FOR_THE_CALLER = frozenset(
-    {
-        "INVALID_REQUEST", "PROMPT_TOO_LONG", "REVISION_NOT_ACTIVE", "CHECKPOINT_STALE", "POOL_TOO_SMALL",
-        "HOST_TIER_FULL", "OVERLOADED", "DRAINING", "EXECUTOR_UNAVAILABLE", "LOADER_UNAVAILABLE", "STORE_UNAVAILABLE",
-        "REGISTRY_UNAVAILABLE", "DEADLINE_EXCEEDED", "DIGEST_MISMATCH", "NON_FINITE_LOGITS", "INTERNAL",
-        "NOT_IMPLEMENTED",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +101,23 @@ class Passage:
                 return await attempt(grant.executor, queue_ms)
 
     async def _enter_again(self, request: Waiting) -> Grant:
+        if self._grant is not None:
+            self._grant.uncharge()
         self.close()
-        # Its prompt is charged already.
-        grant = self._grant = await self._parts.admission.enter(replace(request, prompt_tokens=0))
+        grant = self._grant = await self._parts.admission.enter(replace(request, arrived=self._parts.clock.monotonic()))
         return grant
 
-    def begun(self, load_ms: float) -> None:
-        """The executor has begun; `load_ms` is what it spent on bringing the revision."""
+    def begun(self, load_ms: float, cached_tokens: int) -> None:
+        """The executor has begun; `load_ms` is what it spent on bringing the revision, `cached_tokens` what of the
+        prompt it has."""
         if self._grant is not None:
             self._parts.fleet.note_ticket(self._grant.executor, self._job.tenant, taken=True)
-            self._grant.begun(load_ms, now=self._parts.clock.monotonic())
+            self._grant.begun(load_ms, cached_tokens, now=self._parts.clock.monotonic())
 
     def decoded(self, tokens: int) -> None:
-        """The executor has made tokens."""
+        """The executor has computed the prompt, and made so many tokens more."""
         if self._grant is not None:
             self._grant.decoded(tokens, now=self._parts.clock.monotonic())
-
-    def computed(self, cached_tokens: int) -> None:
-        """The executor says how much of the prompt it had."""
-        if self._grant is not None:
-            self._grant.computed(cached_tokens)
 
     def close(self) -> None:
         """Gives the place back; harmless when there is none (any more)."""
@@ -185,18 +174,13 @@ class Passage:
 
     def for_the_caller(self, error: LoraportError) -> LoraportError:
         """Returns what the caller is told of an error."""
-        revision = self._job.revision
-        if error.reason == "REVISION_NOT_ACTIVE" and revision is not None and revision.tenant != self._job.tenant:
+        revision, incident = self._job.revision, self._job.id[:12]
+        told = for_the_caller(error, incident=incident)
+        if told is not error:
+            log.error("executor refused the router", reason=error.reason, why=error.message, incident=incident)
+        if told.reason == "REVISION_NOT_ACTIVE" and revision is not None and revision.tenant != self._job.tenant:
             return LoraportError("ADAPTER_NOT_FOUND")
-        if error.reason in _FOR_THE_CALLER:
-            return error
-        incident = self._job.id[:12]
-        log.error("executor refused the router", reason=error.reason, why=error.message, incident=incident)
-        if error.reason == _ASTRAY:
-            # As good as none, for as long as it lasts, and no fault of the request.
-            why = f"no executor takes this router's tickets, incident {incident}"
-            return LoraportError("EXECUTOR_UNAVAILABLE", why, retry_after_s=1.0)
-        return LoraportError("INTERNAL", f"internal error, incident {incident}")
+        return told
 
     def _prefix(self) -> tuple[bytes, ...]:
         job = self._job
@@ -212,13 +196,15 @@ class Passage:
 
     def _waiting(self, arrived: float) -> Waiting:
         job = self._job
+        prompt_tokens = len(job.prompt_token_ids) + len(job.continuation_token_ids)
         return Waiting(
             id=job.id,
             tenant=job.account or job.tenant,
             base_model=job.base.base_model,
             revision_id=job.revision_id,
             rank=job.revision.max_rank if job.revision is not None else 0,
-            prompt_tokens=len(job.prompt_token_ids) + len(job.continuation_token_ids),
+            prompt_tokens=prompt_tokens,
+            length=prompt_tokens + (0 if job.continuation_token_ids else job.sampling.max_tokens or 0),
             priority=job.priority,
             arrived=arrived,
             weight=job.weight,

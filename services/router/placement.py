@@ -15,7 +15,7 @@ cost, and more than half a load where one would be needed.
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -36,8 +36,10 @@ NOMINAL = Prices()
 class Wish:
     """What is to be placed. `revision_id` is empty for the base model; `rank` is the revision's highest, 0 for none.
 
-    `matches` says how many of the prompt's tokens each executor likely has; `last` where the session was served;
-    `replicas` how many homes the revision should have; `now` is on the router's clock, in seconds.
+    `length` is what prompt and answer may take together in tokens, 0 when that is not known.
+    `matches` says how many of the prompt's tokens each executor likely has, `doubted` where that is not to be counted
+    on; `last` where the session was served; `replicas` how many homes the revision should have; `now` is on the
+    router's clock, in seconds.
     """
 
     base_model: str
@@ -47,8 +49,10 @@ class Wish:
     tenant: str = ""
     weight: float = 1.0
     prompt_tokens: int = 0
+    length: int = 0
     mib: float = 0.0
     matches: Mapping[str, int] = field(default_factory=dict)
+    doubted: Collection[str] = ()
     last: str = ""
     replicas: int = 1
     now: float = 0.0
@@ -215,7 +219,9 @@ def _against(executor: ExecutorView, wish: Wish) -> str:
         return executor.why_not
     if executor.max_rank and wish.rank > executor.max_rank:
         return f"holds ranks up to {executor.max_rank}, the revision has {wish.rank}"
-    tokens = max(0, wish.prompt_tokens - wish.matches.get(executor.name, 0))
+    if executor.max_context and wish.length > executor.max_context:
+        return f"takes up to {executor.max_context} tokens, the request may need {wish.length}"
+    tokens = wish.prompt_tokens if executor.name in wish.doubted else _missing(executor, wish)
     if not executor.has_place(wish.tenant, wish.weight, tokens):
         if executor.is_ahead(wish.tenant, tokens):
             return f"has {sum(executor.ahead[wish.tenant])} prompt tokens of this tenant to compute"

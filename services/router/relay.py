@@ -42,6 +42,8 @@ class Relay:
         self._passage = Passage(job, parts, timeout_s=timeout_s)
         self._execution: Execution | None = None
         self._finished = 0
+        # What the executor had of the prompt when it began.
+        self._cached_tokens = 0
         # Since when the caller has been offered something that it has not taken, on the loop's clock.
         self._offered: float | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -54,11 +56,16 @@ class Relay:
             LoraportError: why there will be no (further) answer.
         """
         job = self._job
-        answers = Answers(job.base.text.table, job.sampling, prompt_tokens=len(job.prompt_token_ids))
         begun = False
         try:
             started, said = await self._begin()
             begun = True
+            answers = Answers(
+                job.base.text.table,
+                job.sampling,
+                prompt_tokens=len(job.prompt_token_ids),
+                cached_tokens=self._cached_tokens,
+            )
             self._offer()
             yield started
             self._taken()
@@ -138,7 +145,8 @@ class Relay:
         if not isinstance(begun, ExecutorStarted):
             raise LoraportError("INTERNAL", "the executor sent an event out of order")
         self._passage.require_same(begun.revision_id, begun.base_id)
-        self._passage.begun(begun.load_ms)
+        self._passage.begun(begun.load_ms, begun.cached_tokens)
+        self._cached_tokens = begun.cached_tokens
         first = await self._next()
         started = Started(
             revision_id=begun.revision_id,
@@ -175,8 +183,7 @@ class Relay:
             self._passage.decoded(len(event.token_ids))
         elif isinstance(event, ExecutorFinished):
             self._finished += 1
-            if event.index == 0:
-                self._passage.computed(event.usage.cached_tokens)
+            self._passage.decoded(0)
         return list(answers.take(event))
 
 

@@ -101,7 +101,8 @@ class Probes:
             said = await self.fleet.executor(executor).score(order, timeout_s=PROBE_S)
             if (said.revision_id, said.base_id) != (revision_id, base.base_id):
                 raise LoraportError("INTERNAL", "the executor probed other weights than were asked for")
-            grant.begun(said.load_ms, now=self.clock.monotonic())
+            grant.begun(said.load_ms, said.usage.cached_tokens, now=self.clock.monotonic())
+            grant.decoded(0, now=self.clock.monotonic())
             return replace(said, logprobs=())
         except LoraportError as error:
             if error.reason == "EXECUTOR_UNAVAILABLE":

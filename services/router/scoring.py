@@ -26,7 +26,8 @@ async def score(job: Job, parts: RelayParts, *, timeout_s: float | None) -> Scor
         passage.require_same(answer.revision_id, answer.base_id)
         if len(answer.logprobs) != len(job.continuation_token_ids):
             raise LoraportError("INTERNAL", "the executor did not score every token")
-        passage.begun(answer.load_ms)
+        passage.begun(answer.load_ms, answer.usage.cached_tokens)
+        passage.decoded(0)
         return Scored(
             logprobs=answer.logprobs,
             revision_id=answer.revision_id,

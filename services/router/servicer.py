@@ -127,9 +127,10 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         scope = ("adapters", tenant)
         after = self._tokens.open(request.page_token, scope=scope, kinds=(str,))
         last = str(after[0]) if after else ""
-        # A list is as new as the registry too: who has just registered an adapter looks for it here.
-        await self._catalog.catch_up(CATCH_UP_S)
-        found = [adapter for adapter in list_adapters(self._catalog.view, tenant) if adapter.adapter > last]
+        with self._enter(tenant):
+            # A list is as new as the registry too: who has just registered an adapter looks for it here.
+            await self._catalog.catch_up(CATCH_UP_S)
+            found = [adapter for adapter in list_adapters(self._catalog.view, tenant) if adapter.adapter > last]
         page = found[:size]
         more = len(found) > size
         return pb.ListAdaptersResponse(
@@ -140,17 +141,18 @@ class InferenceServicer(stubs.InferenceServiceServicer):
     async def GetAdapter(self, request: pb.GetAdapterRequest, context: Any) -> pb.Adapter:
         tenant = _tenant()
         name = names.parse_adapter(request.name)
-        found = self._find(tenant, name)
-        if found is None:
-            await self._catalog.catch_up(CATCH_UP_S)
+        with self._enter(tenant):
             found = self._find(tenant, name)
+            if found is None:
+                await self._catalog.catch_up(CATCH_UP_S)
+                found = self._find(tenant, name)
         if found is None:
             raise not_found()
         return wire.adapter_to_proto(tenant, found)
 
     def _find(self, tenant: str, name: names.AdapterName) -> AdapterSummary | None:
-        own = list_adapters(self._catalog.view, tenant)
-        return next((adapter for adapter in own if (tenant, adapter.adapter) == (name.tenant, name.adapter)), None)
+        found = list_adapters(self._catalog.view, tenant, only=name.adapter) if name.tenant == tenant else []
+        return found[0] if found else None
 
 
 def _tenant() -> str:

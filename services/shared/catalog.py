@@ -4,8 +4,8 @@ A view is fed by `services.shared.catalog_client`. It is complete once `synced`;
 says about a revision is a hint until the record's signature has been checked (`verified_record`).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from typing import Protocol, runtime_checkable
 
 from services.shared.quotas import NO_QUOTA, Quota
@@ -131,6 +131,23 @@ class CatalogView:
     aliases: dict[tuple[str, str, str], AliasItem] = field(default_factory=dict)
     # Running ones only, by (tenant, adapter, alias): an adapter has at most one.
     rollouts: dict[tuple[str, str, str], RolloutItem] = field(default_factory=dict)
+    # Where to look: names of revisions by tenant and by weights, of aliases by tenant. `apply` keeps them true.
+    _of_tenant: dict[str, set[str]] = field(default_factory=dict)
+    _of_weights: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _aliases: dict[str, set[tuple[str, str, str]]] = field(default_factory=dict)
+
+    def revisions_of(self, tenant: str) -> Iterator[RevisionItem]:
+        """Yields a tenant's own revisions."""
+        return map(self.revisions.__getitem__, self._of_tenant.get(tenant, ()))
+
+    def aliases_of(self, tenant: str) -> Iterator[AliasItem]:
+        """Yields the aliases of a tenant's own adapters."""
+        return map(self.aliases.__getitem__, self._aliases.get(tenant, ()))
+
+    def active_weights(self, digest: str) -> bool:
+        """Says whether an ACTIVE revision has weights of this digest."""
+        found = map(self.revisions.__getitem__, self._of_weights.get(digest, ()))
+        return any(item.weights_digest == digest and item.state == "ACTIVE" for item in found)
 
     def quota_of(self, tenant: str) -> Quota:
         """Returns a tenant's quotas; one that is not known has none."""
@@ -153,13 +170,9 @@ class CatalogView:
                     was = before.state if before is not None else ""
                     if was != item.state and (item.state == "REVOKED" or was == "ACTIVE"):
                         revoked.append(item)
-                    self.revisions[item.revision_id] = item
+                    self._keep(item, before)
                 case AliasItem():
-                    key = (item.tenant, item.adapter, item.alias)
-                    if item.revision_id:
-                        self.aliases[key] = item
-                    else:
-                        self.aliases.pop(key, None)
+                    self._point(item)
                 case RolloutItem():
                     self._follow(item)
         self.epoch = max(self.epoch, epoch)
@@ -176,9 +189,27 @@ class CatalogView:
         ]
         if other.epoch < self.epoch:
             raise ValueError(f"the catalog went back from epoch {self.epoch} to {other.epoch}")
-        for name in ("epoch", "synced", "tenants", "keys", "bases", "revisions", "aliases", "rollouts"):
-            setattr(self, name, getattr(other, name))
+        for part in fields(self):
+            setattr(self, part.name, getattr(other, part.name))
         return gone
+
+    def _keep(self, item: RevisionItem, before: RevisionItem | None) -> None:
+        self.revisions[item.revision_id] = item
+        if before is None or before.weights_digest != item.weights_digest:
+            names = self._of_weights.get(item.weights_digest, ())
+            self._of_weights[item.weights_digest] = (*names, item.revision_id)
+        if before is None or before.tenant != item.tenant:
+            if before is not None:
+                self._of_tenant[before.tenant].discard(item.revision_id)
+            self._of_tenant.setdefault(item.tenant, set()).add(item.revision_id)
+
+    def _point(self, item: AliasItem) -> None:
+        key = (item.tenant, item.adapter, item.alias)
+        if item.revision_id:
+            self.aliases[key] = item
+            self._aliases.setdefault(item.tenant, set()).add(key)
+        elif self.aliases.pop(key, None) is not None:
+            self._aliases[item.tenant].discard(key)
 
     def _follow(self, item: RolloutItem) -> None:
         key = (item.tenant, item.adapter, item.alias)

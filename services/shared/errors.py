@@ -80,6 +80,10 @@ REASONS = MappingProxyType(
         "VERSION_NOT_RISING": (Code.FAILED_PRECONDITION, "The version must be above every earlier one."),
         "BASE_MODEL_UNKNOWN": (Code.FAILED_PRECONDITION, "The manifest names a base model that is not registered."),
         "WRONG_BASE": (Code.FAILED_PRECONDITION, "The revision belongs to another base model."),
+        "ADAPTER_UNUSABLE": (
+            Code.FAILED_PRECONDITION,
+            "The base model as it is served cannot compute the adapter: other modules, or values beyond its dtype.",
+        ),
         "ALIAS_LIVE": (Code.FAILED_PRECONDITION, "The alias serves already; use a rollout, or now with a reason."),
         "ROLLOUT_RUNNING": (Code.FAILED_PRECONDITION, "A rollout of the adapter is running; end it first."),
         "QUORUM_MISSING": (Code.FAILED_PRECONDITION, "Too few executors have the new revision READY."),

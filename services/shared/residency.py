@@ -4,7 +4,7 @@ A notice is a hint with an expiry, never the truth and never an authorization. B
 one with the higher (epoch, sequence) counts: a restarted process has a higher epoch, a change a higher sequence.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from loraport.bundle.canonical import StrictJsonError, canonical, load_strict
@@ -67,5 +67,9 @@ def decode(data: bytes) -> Notice | None:
         notice = Notice(**value, revisions=rows)
     except (StrictJsonError, TypeError, KeyError, AttributeError):
         return None
-    numbers = (notice.epoch, notice.sequence, notice.time_ms, notice.pool_used_bytes, notice.pool_size_bytes)
-    return notice if all(type(number) is int for number in numbers) and isinstance(notice.executor, str) else None
+    return notice if _is_typed(notice) and all(map(_is_typed, rows)) else None
+
+
+def _is_typed(value: Notice | Resident) -> bool:
+    """Whether every text is a text and every number a whole one; `revisions` is made here."""
+    return all(type(getattr(value, field.name)) is field.type for field in fields(value) if field.name != "revisions")

@@ -157,6 +157,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     pause_s: float = 0.0
     held: asyncio.Event | None = None  # answers begin, and go on when it is set
     load_ms: float = 0.0
+    cached_tokens: int = 0
     fail_before: Callable[[], None] = lambda: None
     fail_after: int = -1
     began_with: str | None = None
@@ -193,7 +194,9 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
             self.fail_before()
             began = request.revision_id if self.began_with is None else self.began_with
             yield epb.ExecuteResponse(
-                started=epb.ExecuteResponse.Started(revision_id=began, base_id=self.base_id, load_ms=self.load_ms)
+                started=epb.ExecuteResponse.Started(
+                    revision_id=began, base_id=self.base_id, load_ms=self.load_ms, cached_token_count=self.cached_tokens
+                )
             )
             async for response in self._answer(request):
                 yield response

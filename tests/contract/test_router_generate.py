@@ -225,7 +225,15 @@ async def test_other_weights_than_asked_for_are_never_relayed(world: World) -> N
             await client.generate("x", adapter="pirate")
 
 
-@pytest.mark.parametrize(("reason", "told"), [("WRONG_BASE", "INTERNAL"), ("INVALID_TICKET", "EXECUTOR_UNAVAILABLE")])
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("WRONG_BASE", "INTERNAL"),
+        ("INVALID_TICKET", "EXECUTOR_UNAVAILABLE"),
+        ("MERGED_MODE", "EXECUTOR_UNAVAILABLE"),
+        ("LOAD_CANCELLED", "LOADER_UNAVAILABLE"),
+    ],
+)
 async def test_a_fault_between_the_services_does_not_reach_the_caller(world: World, reason: str, told: str) -> None:
     def refuse() -> None:
         raise LoraportError(reason, "secret detail")
@@ -238,7 +246,7 @@ async def test_a_fault_between_the_services_does_not_reach_the_caller(world: Wor
     assert "secret" not in str(caught.value)
     assert "incident" in str(caught.value)
     # A clock that is off is set right sooner or later: whoever asks again is told when.
-    assert (caught.value.retry_after is not None) == (told == "EXECUTOR_UNAVAILABLE")
+    assert (caught.value.retry_after is not None) == (told != "INTERNAL")
 
 
 async def test_first_token_timeout(world: World) -> None:

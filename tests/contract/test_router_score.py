@@ -57,7 +57,7 @@ async def test_a_score_names_what_made_it_and_has_every_token(world: World) -> N
     ticket, request = executor.requests[0]
     assert (ticket.tenant, ticket.revision_id, request.revision_id) == ("acme", PIRATE, PIRATE)
     accounts = world.router._fleet, world.router._admission._dispatch.queue._ledger.accounts["acme"]
-    assert accounts[1].prefill == 5 + 2, "prompt and continuation are charged"
+    assert accounts[1].prefill == (5 - 1) + (2 - 1), "prompt and continuation are charged, but for what was cached"
     assert accounts[1].load == 14.0
     assert not world.router._admission._dispatch.queue.states(0)
 

@@ -151,3 +151,40 @@ def test_list_shows_own_adapters_that_can_be_asked_for(view: CatalogView) -> Non
         ("old", ["shown"]),
     ]
     assert list_adapters(view, "globex") == []
+
+
+class Unlisted(dict):
+    """A dictionary that nobody walks through."""
+
+    def __iter__(self) -> None:
+        raise AssertionError("all of it was looked at")
+
+    values = items = keys = __iter__
+
+
+def test_a_list_costs_what_its_tenant_has(view: CatalogView) -> None:
+    view.apply([revision("globex", f"a{number}") for number in range(3)], epoch=2, synced=True)
+    wanted = list_adapters(view, "acme")
+    view.revisions, view.aliases = Unlisted(view.revisions), Unlisted(view.aliases)
+    assert list_adapters(view, "acme") == wanted
+    assert [adapter.adapter for adapter in list_adapters(view, "globex")] == ["a0", "a1", "a2"]
+    assert [adapter.adapter for adapter in list_adapters(view, "globex", only="a1")] == ["a1"]
+    assert view.active_weights(ACTIVE.weights_digest)
+    assert not view.active_weights(sha256_digest(b"unknown"))
+    view.apply(
+        [AliasItem("acme", "draft", "prod", ""), dataclasses.replace(WAITING, state="REVOKED")], epoch=3, synced=True
+    )
+    view.apply([AliasItem("acme", "draft", "shown", "")], epoch=4, synced=True)
+    assert [a for a in list_adapters(view, "acme") if a.adapter != "draft"] == list_adapters(view, "acme")
+
+
+def test_weights_are_active_while_one_revision_of_them_is(view: CatalogView) -> None:
+    for item in (ACTIVE, SHARED):
+        assert view.active_weights(item.weights_digest)
+        view.apply([dataclasses.replace(item, state="REVOKED")], epoch=2, synced=True)
+    assert not view.active_weights(ACTIVE.weights_digest)
+    other = CatalogView()
+    other.apply([ACTIVE], epoch=3, synced=True)
+    view.replace(other)
+    assert view.active_weights(ACTIVE.weights_digest)
+    assert [adapter.adapter for adapter in list_adapters(view, "acme")] == ["bot"]

@@ -42,8 +42,7 @@ def test_a_load_is_charged_when_decided_and_corrected_when_known() -> None:
     desk.offer()
     grant = desk.dispatch.next(0.0)
     assert desk.ledger.accounts["acme"].load == 100.0
-    grant.begun(40.0, now=1.0)
-    grant.computed(20)
+    grant.begun(40.0, 20, now=1.0)
     grant.decoded(3, now=1.0)
     account = desk.ledger.accounts["acme"]
     assert (account.load, account.prefill, account.decode) == (40.0, 30.0, 6.0)
@@ -58,8 +57,8 @@ def test_who_joins_a_load_does_not_pay_for_it() -> None:
     desk.offer("globex")
     first, second = desk.dispatch.next(0.0), desk.dispatch.next(0.0)
     assert (first.story.cold, second.story.cold) == (True, False)
-    first.begun(80.0, now=1.0)
-    second.begun(80.0, now=1.0)
+    first.begun(80.0, 0, now=1.0)
+    second.begun(80.0, 0, now=1.0)
     assert {t: a.load for t, a in desk.ledger.accounts.items()} == {"acme": 80.0, "globex": 0.0}
 
 
@@ -67,7 +66,7 @@ def test_a_revision_that_has_just_served_is_known_before_the_next_report() -> No
     desk = Desk()
     desk.offer()
     grant = desk.dispatch.next(0.0)
-    grant.begun(40.0, now=0.0)
+    grant.begun(40.0, 0, now=0.0)
     grant.release()
     desk.offer()
     assert not desk.dispatch.next(0.0).story.cold
@@ -85,7 +84,7 @@ def test_a_grant_gives_back_everything_once() -> None:
     )  # fmt: skip
     grant.release()
     grant.release()
-    grant.begun(1.0, now=0.0)
+    grant.begun(1.0, 0, now=0.0)
     view = desk.members.executor("e0")
     assert (view.in_flight, dict(view.held), dict(view.ahead), dict(view.loading)) == (0, {}, {}, {})
 
@@ -175,6 +174,8 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     desk.offer(prefix=("x", "y"))
     grant = desk.dispatch.next(0.0)
     first = grant.executor
+    grant.begun(0.0, 0, now=0.0)
+    grant.decoded(1, now=0.0)
     grant.release()
     desk.offer(prefix=("x", "y", "z"))
     second = desk.dispatch.next(0.0)

@@ -1,4 +1,6 @@
+from services.router.fair_queue import FairQueue, Waiting
 from services.router.fleet_view import MAX_AHEAD, ExecutorView, FleetView, newer
+from services.router.ledger import Ledger
 from services.router.placement import Wish, choose, order, place, too_large
 from services.router.prices import Prices
 from services.shared.residency import Notice, Resident
@@ -188,3 +190,24 @@ def test_a_prompt_that_is_longer_than_the_own_does_not_count_as_ahead() -> None:
     busy = executor("a", resident=holding(), ahead={"acme": (2000, 500)})
     asked = [Wish("tiny", REVISION, 8, tenant="acme", prompt_tokens=tokens) for tokens in (400, 1999, 2000)]
     assert [chosen(busy, wish=wish) for wish in asked] == ["a", "a", ""]
+
+
+def test_a_request_goes_only_where_prompt_and_answer_fit() -> None:
+    fleet = (executor("a", max_context=2048), executor("b", max_context=8192, in_flight=3))
+    assert chosen(*fleet, wish=Wish("tiny", "", 0, length=2048)) == "a"
+    assert chosen(*fleet, wish=Wish("tiny", "", 0, length=2049)) == "b"
+    decision = choose(FleetView(fleet), Wish("tiny", "", 0, length=9000))
+    assert decision.executor == ""
+    assert decision.candidates[0].reasons[0] == "takes up to 2048 tokens, the request may need 9000"
+
+
+def test_a_long_request_does_not_keep_short_ones_of_its_tenant_from_going() -> None:
+    queue = FairQueue(Ledger(), max_queued=10, max_running=10, residence_s=30)
+    for name, length in (("long", 5000), ("short", 100)):
+        queue.offer(
+            Waiting(id=name, tenant="t", base_model="tiny", revision_id=REVISION, rank=8, prompt_tokens=10, priority=0,
+                    arrived=0.0, length=length)
+        )  # fmt: skip
+    view = FleetView((executor("a", max_context=2048, resident=holding()),))
+    turn = queue.take(("tiny",), lambda request: place(view, Wish("tiny", REVISION, 8, length=request.length)), now=0.0)
+    assert turn.request.id == "short"

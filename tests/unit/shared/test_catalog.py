@@ -86,6 +86,19 @@ def test_notices_travel_and_garbage_is_no_notice() -> None:
         b"[]",
         b"\xff",
         b'{"executor": 1}',
-        encode(notice).replace(b'"epoch":2', b'"epoch":"2"'),
+        *(
+            encode(notice).replace(was, other)
+            for was, other in (
+                (b'"epoch":2', b'"epoch":"2"'),
+                (b'"queued_count":0', b'"queued_count":[]'),
+                (b'"running_count":1', b'"running_count":null'),
+                (b'"size_bytes":5', b'"size_bytes":"1"'),
+                (b'"lease_count":1', b'"lease_count":true'),
+                (f'"revision_id":"{ID}"'.encode(), b'"revision_id":["a"]'),
+                (b'"state":"READY"', b'"state":7'),
+                (f'"base_id":"{ID}"'.encode(), b'"base_id":{}'),
+            )
+        ),
     ):
+        assert garbage != encode(notice)
         assert decode(garbage) is None

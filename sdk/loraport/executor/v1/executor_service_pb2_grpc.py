@@ -89,7 +89,8 @@ class ExecutorServiceServicer:
         """Runs one prompt and streams its tokens. Before: the ticket is valid for the tenant and revision. After: one
         `started`, any number of `tokens`, one `finished` per answer; every lease and block it held is free.
         Not idempotent. Errors: `PERMISSION_DENIED` (`INVALID_TICKET`); `INVALID_ARGUMENT` (`INVALID_REQUEST`,
-        `PROMPT_TOO_LONG`); `FAILED_PRECONDITION` (`REVISION_NOT_ACTIVE`, `WRONG_BASE`); `RESOURCE_EXHAUSTED`
+        `PROMPT_TOO_LONG`); `FAILED_PRECONDITION` (`REVISION_NOT_ACTIVE`, `WRONG_BASE`,
+        `ADAPTER_UNUSABLE`, or the registry's checkpoint is not believed); `RESOURCE_EXHAUSTED`
         (`POOL_TOO_SMALL`); `UNAVAILABLE` (`DRAINING`, `OVERLOADED`, `LOADER_UNAVAILABLE`, with RetryInfo);
         `DATA_LOSS` (`DIGEST_MISMATCH`); `INTERNAL` (`NON_FINITE_LOGITS`).
         """
@@ -151,7 +152,7 @@ class ExecutorServiceServicer:
         executor is configured as dedicated. After: with a revision, only requests for it are accepted and its adapter
         costs nothing; without, the weights are the base's again, bit for bit. The weights change only while no request
         runs and nobody holds a revision; meanwhile new requests are refused with `MERGED_MODE`. A revoked revision leaves
-        the weights by itself. Idempotent. Errors: `FAILED_PRECONDITION` (`SHARED_EXECUTOR`, `WRONG_BASE`,
+        the weights by itself. Idempotent. Errors: `FAILED_PRECONDITION` (`SHARED_EXECUTOR`, `ADAPTER_UNUSABLE`,
         `REVISION_NOT_ACTIVE`); `UNAVAILABLE` (`MERGED_MODE`: merged for another revision, or the change was taken back);
         `DEADLINE_EXCEEDED`: something still runs, and the change is taken back.
         """

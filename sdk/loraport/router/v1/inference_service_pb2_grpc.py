@@ -81,9 +81,11 @@ class InferenceServiceServicer:
         of `tokens`, and one `finished` per answer; failure is the RPC's status. Not idempotent; retry only before
         `started`. Errors: `UNAUTHENTICATED` (`INVALID_CREDENTIAL`); `NOT_FOUND` (`ADAPTER_NOT_FOUND`);
         `INVALID_ARGUMENT` (`INVALID_REQUEST`, every fault listed; `PROMPT_TOO_LONG`); `FAILED_PRECONDITION`
-        (`REVISION_NOT_ACTIVE`); `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`); `UNAVAILABLE` (`EXECUTOR_UNAVAILABLE`,
+        (`REVISION_NOT_ACTIVE`; `ADAPTER_UNUSABLE`; `CHECKPOINT_STALE`, `CHECKPOINT_ROLLBACK`, `LOG_SPLIT_VIEW` and
+        `RECORD_NOT_LOGGED`, while nothing new is loaded); `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`); `UNAVAILABLE` (`EXECUTOR_UNAVAILABLE`,
         `OVERLOADED`, `DRAINING`, `LOADER_UNAVAILABLE`, `STORE_UNAVAILABLE`, `REGISTRY_UNAVAILABLE`, with RetryInfo);
-        `RESOURCE_EXHAUSTED` (`POOL_TOO_SMALL`, `HOST_TIER_FULL`); `DEADLINE_EXCEEDED`; `DATA_LOSS` (`DIGEST_MISMATCH`);
+        `RESOURCE_EXHAUSTED` (`POOL_TOO_SMALL`, `HOST_TIER_FULL`); `DEADLINE_EXCEEDED`; `DATA_LOSS` (`DIGEST_MISMATCH`,
+        `LOG_DAMAGED`);
         `INTERNAL` (`NON_FINITE_LOGITS`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -107,7 +109,8 @@ class InferenceServiceServicer:
 
     def ListAdapters(self, request, context):
         """Lists the adapters that the caller's tenant may use, ordered by name. Idempotent. Errors:
-        `UNAUTHENTICATED` (`INVALID_CREDENTIAL`); `INVALID_ARGUMENT` (`INVALID_PAGE_TOKEN`, `INVALID_REQUEST`).
+        `UNAUTHENTICATED` (`INVALID_CREDENTIAL`); `INVALID_ARGUMENT` (`INVALID_PAGE_TOKEN`, `INVALID_REQUEST`);
+        `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,7 +118,7 @@ class InferenceServiceServicer:
 
     def GetAdapter(self, request, context):
         """Returns one adapter that the caller's tenant may use. Idempotent. Errors: `UNAUTHENTICATED`
-        (`INVALID_CREDENTIAL`); `NOT_FOUND` (`ADAPTER_NOT_FOUND`).
+        (`INVALID_CREDENTIAL`); `NOT_FOUND` (`ADAPTER_NOT_FOUND`); `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
