@@ -18,7 +18,7 @@ import psutil
 from loraport.cli.main import run
 from loraport.dev.health import port_free
 
-UP_TIMEOUT_S = 240
+UP_TIMEOUT_S = 480
 
 
 @dataclass(frozen=True, slots=True)

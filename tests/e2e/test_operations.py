@@ -190,6 +190,6 @@ def _pages(stack: Stack) -> dict[str, str]:
     endpoints = json.loads((stack.data / "endpoints.json").read_bytes())["metrics"]
     pages = {}
     for name, url in endpoints.items():
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             pages[name] = answer.read().decode()
     return pages

@@ -72,7 +72,7 @@ def up(address: str) -> int:
 
 
 def asked(address: str, path: str, **words: str) -> Any:
-    with urllib.request.urlopen(f"{address}/api/v1/{path}?{urllib.parse.urlencode(words)}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{address}/api/v1/{path}?{urllib.parse.urlencode(words)}", timeout=60) as answer:
         return json.load(answer)["data"]
 
 

@@ -27,7 +27,7 @@ def test_the_readme_works_when_pasted(tmp_path: Path) -> None:
     try:
         for command in (["bash", "-euo", "pipefail", "-c", shell], [sys.executable, "-c", python]):
             done = subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=480, check=False
             )
             assert done.returncode == 0, done.stdout + done.stderr
         lines = done.stdout.splitlines()
@@ -37,6 +37,6 @@ def test_the_readme_works_when_pasted(tmp_path: Path) -> None:
         subprocess.run(
             [sys.executable, "-c", "from loraport.cli.main import main; main()", "dev", "down"],
             cwd=tmp_path,
-            timeout=60,
+            timeout=240,
             check=False,
         )

@@ -45,7 +45,7 @@ def drain(stack: Stack, executor: str, *, undrain: bool = False) -> None:
     )
     with grpc.secure_channel(address, credentials) as channel:
         stub: Any = router_stubs.RouterAdminServiceStub(channel)
-        stub.DrainExecutor(router_pb.DrainExecutorRequest(executor=executor, undrain=undrain), timeout=10)
+        stub.DrainExecutor(router_pb.DrainExecutorRequest(executor=executor, undrain=undrain), timeout=60)
 
 
 def spread(stack: Stack, client: Client, adapter: str) -> None:
@@ -75,7 +75,7 @@ class Streams:
 
     def run(self) -> None:
         try:
-            with Client.local(self.stack.data, tenant="acme", timeout=GONE_WITHIN_S) as client:
+            with Client.local(self.stack.data, tenant="acme", timeout=300) as client:
                 while self._one(client):
                     pass
         except BaseException as error:

@@ -18,7 +18,7 @@ def test_scores_are_those_of_generation_before_and_after_the_executor_is_started
     with running(tmp_path / "data", "--base", tiny) as stack:
         add_tenant(stack, "acme")
         revision = publish(stack, world_dir / "bundles" / "alpha_8", "acme", "steady")["revision_id"]
-        with Client.local(stack.data, tenant="acme", timeout=60) as client:
+        with Client.local(stack.data, tenant="acme", timeout=300, patience=120) as client:
             made = client.generate("a b", adapter="steady", max_tokens=8, temperature=0, logprobs=2, ignore_eos=True)
             wanted = [p.chosen.logprob for p in made.logprobs]
 
@@ -37,7 +37,7 @@ def test_scores_are_those_of_generation_before_and_after_the_executor_is_started
             check()
             again = stack.ok("residency")[0]["epoch"]
             assert again > before
-            # The process itself, not its keeper: the keeper starts another, and a request waits for it.
+            # The process itself, not its keeper: the keeper starts another, and whoever is patient waits for it.
             keeper = stack.processes()["tiny-0"]
             child = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
             os.kill(child, signal.SIGKILL)

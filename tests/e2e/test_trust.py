@@ -126,7 +126,7 @@ def test_a_leaked_key_of_the_registry_is_believed_up_to_a_place_in_the_log(fleet
     made = fleet.ok("trust", "rotate", "--role", "registry", "--since-log-index", str(old), "--reason", "leaked")
     assert made["stopped_revision_count"] == 1
     follow(fleet, made["version"])
-    assert ask(fleet, "late", "bot") == "REVISION_NOT_ACTIVE"
+    wait_until(lambda: ask(fleet, "late", "bot") == "REVISION_NOT_ACTIVE", within_s=120, what="the stop")
     assert ask(fleet, "acme", "first") == ""
     with AdminClient.local(fleet.data) as admin:
         (revision,) = admin.list_revisions("late", "bot")
@@ -143,7 +143,7 @@ def test_a_leaked_key_of_the_loader_takes_its_verdicts_with_it(fleet: Stack, wor
     made = fleet.ok("trust", "rotate", "--role", "loader", "--since-log-index", str(old))
     assert made["stopped_revision_count"] == 1
     follow(fleet, made["version"])
-    assert ask(fleet, "judged", "bot") == "REVISION_NOT_ACTIVE"
+    wait_until(lambda: ask(fleet, "judged", "bot") == "REVISION_NOT_ACTIVE", within_s=120, what="the stop")
     assert ask(fleet, "late", "bot") == ""
     # The same bytes, verified by the new key, are as good as ever.
     again = publish(fleet, world_dir / "bundles" / "alpha_8", "judged", "bot")

@@ -44,7 +44,7 @@ def oracle(place: World) -> Oracle:
 
 def expected(stack: Stack) -> dict[str, tuple[str | None, tuple[int, ...]]]:
     """Returns greedy answers by what they are known by: revision and tokens."""
-    with Client.local(stack.data, tenant="acme", timeout=60) as client:
+    with Client.local(stack.data, tenant="acme", timeout=120) as client:
         return {name: ask(client, name) for name in ("steady", "other")}
 
 
@@ -139,7 +139,7 @@ def test_a_lost_database_is_restored_and_an_older_story_is_believed_only_when_so
     assert "ALARM" in alarm.out
     for name in ("loader", "tiny-0", "tiny-1"):
         assert fleet.cli("dev", "restart", name).code == 0
-    with Client.local(fleet.data, tenant="acme", timeout=20) as client, pytest.raises(LoraportError) as refused:
+    with Client.local(fleet.data, tenant="acme", timeout=120) as client, pytest.raises(LoraportError) as refused:
         ask(client, "steady")
     # A user is told an incident, which the operator finds in the router's log.
     incident = str(refused.value).rsplit(" ", 1)[-1]
