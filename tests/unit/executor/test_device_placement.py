@@ -6,6 +6,7 @@ torch's fake tensors refuse any operation over two devices.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from services.executor.engine.backend import torch_attention
 from services.executor.engine.device_pool import DevicePool
-from services.executor.engine.sampling import _adjust, _argmax
+from services.executor.engine.sampling import _adjust, _argmax, _draw
 from services.executor.kernels.layout import make_layout
 from services.executor.kernels.reference import ReferenceStep
 from services.executor.kernels.work import Resident
@@ -83,4 +84,6 @@ def test_a_step_stays_on_its_device(base: Path, monkeypatch: pytest.MonkeyPatch,
         generated=0,
     )  # fmt: skip
     assert _argmax(logits).device == OTHER
-    assert _adjust(logits[0].float(), row, frozenset({2})).device == OTHER
+    _adjust(logits[0].float(), row, frozenset({2}))
+    for cut in (Sampling(temperature=1.0, min_p=0.1), Sampling(temperature=1.0, top_p=0.9, top_k=3)):
+        assert _draw(logits.float(), [replace(row, sampling=cut)] * 8).device == OTHER

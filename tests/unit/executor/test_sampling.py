@@ -1,7 +1,13 @@
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from random import Random
 
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from services.executor.engine import sampling as engine_sampling
 from services.executor.engine.sampling import sample, uniform
 from services.executor.plan import Row
 from services.executor.request import FinishReason, Sampling
@@ -113,3 +119,97 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert {r.failure for r in results[1:4]} == {FinishReason.NON_FINITE_LOGITS}
     huge = torch.full((1, 1000), 3e38)
     assert sample(huge, [row(Sampling())], eos_ids=EOS)[0].token == 0
+
+
+def drawn_alone(logits: torch.Tensor, row: Row) -> int:
+    """The slow twin of a draw: one row, one step after the other, asking for each number."""
+    sampling = row.sampling
+    weights = (logits.double() / sampling.temperature).softmax(dim=-1)
+    if sampling.min_p > 0:
+        weights = torch.where(weights >= sampling.min_p * weights.max(), weights, 0.0)
+    order = weights.sort(descending=True, stable=True).indices
+    if sampling.top_k == 0 and sampling.top_p == 1:
+        order = torch.arange(len(weights))
+    kept = order[: sampling.top_k or len(order)]
+    if sampling.top_p < 1:
+        goal, mass = sampling.top_p * float(weights[kept].sum()), 0.0
+        for count, token in enumerate(kept.tolist(), start=1):
+            mass += float(weights[token])
+            if mass >= goal:
+                kept = kept[:count]
+                break
+    target = uniform(sampling.seed, row.generated) * float(weights[kept].sum())
+    mass = 0.0
+    for token in kept.tolist():
+        mass += float(weights[token])
+        if mass > target:
+            return token
+    return int(kept[-1])
+
+
+def many_rows(count: int, size: int, *, seed: int) -> tuple[torch.Tensor, list[Row]]:
+    """Return peaked and flat logits, and rows that are cut in every way."""
+    random = Random(seed)
+    logits = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)) * 3
+    logits[::5] /= 20  # a nucleus beyond the first guess
+    rows = [
+        row(
+            Sampling(
+                temperature=random.choice([0.3, 1.0, 1.7]), top_k=random.choice([0, 0, 5, 40]),
+                top_p=random.choice([1.0, 0.9, 0.99]), min_p=random.choice([0.0, 0.0, 0.05]), seed=random.randrange(2**40),
+            ),
+            generated=random.randrange(500),
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    return logits, rows
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw rows together, as on a GPU."""
+    monkeypatch.setattr(engine_sampling, "_answers_at_once", lambda device: False)
+    monkeypatch.setattr(engine_sampling, "_MOST_NUMBERS", 16 * 600)
+
+
+@pytest.mark.usefixtures("together")
+def test_rows_that_are_drawn_together_get_what_each_gets_alone() -> None:
+    logits, rows = many_rows(120, 600, seed=3)
+    together = [r.token for r in sample(logits.clone(), rows, eos_ids=EOS)]
+    assert together == [drawn_alone(own, one) for own, one in zip(logits, rows, strict=True)]
+    assert together == [sample(own[None], [one], eos_ids=EOS)[0].token for own, one in zip(logits, rows, strict=True)]
+
+
+@pytest.mark.usefixtures("together")
+def test_rows_that_want_other_things_do_not_disturb_each_other() -> None:
+    """Bit by bit, among rows with ties, penalties, biases and log-probabilities."""
+    logits, rows = many_rows(60, 300, seed=4)
+    logits = logits.bfloat16()
+    for i in range(0, 60, 3):
+        some = replace(rows[i].sampling, logprobs=i % 4, repetition_penalty=1.3, frequency_penalty=0.2,
+                       logit_bias=((i, 3.0),), temperature=rows[i].sampling.temperature * (i % 2))  # fmt: skip
+        rows[i] = row(some, generated=9, prompt=(1, 2, 3), output=(3, 4, 4, i))
+    together = sample(logits.clone(), rows, eos_ids=EOS)
+    assert together == [sample(own[None], [one], eos_ids=EOS)[0] for own, one in zip(logits, rows, strict=True)]
+
+
+class _Asked(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.values += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("together")
+def test_no_row_asks_the_device_for_a_number_of_its_own() -> None:
+    logits, rows = many_rows(40, 600, seed=5)
+    rows[0] = row(Sampling(logprobs=3, presence_penalty=1.0, temperature=1.0), output=(4, 5))
+    with _Asked() as counted:
+        sample(logits, rows, eos_ids=EOS)
+    assert counted.values == 0
+    with _Asked() as counted:
+        drawn_alone(logits[1], rows[1])
+    assert counted.values > 0, "what this counts"
