@@ -39,7 +39,7 @@ def cases_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, f"make_cases.py failed:\n{done.stdout}\n{done.stderr}"
     return folder
