@@ -4,7 +4,8 @@ A page holds `page_rows` rank rows of every target module of every layer; a revi
 ceil(r / page_rows) pages. The device side (engine/device_pool.py) holds the numbers, this file holds the rules.
 
 A revision is LOADING (pages reserved, being written), READY (may be leased) or DRAINING (no new leases; its pages go
-when the last lease ends). Pages that lost their owner are *dirty* until the device has scrubbed them.
+when the last lease ends). Pages that lost their owner are *dirty* until the device has scrubbed them. What a revision
+has beside its pages (an embedding) has a budget of its own and goes with its first page.
 
 Invariants, kept by `check()`:
  1. Every page is in exactly one of: clean, dirty, owned by one revision.
@@ -44,6 +45,7 @@ class _Resident:
     rank: int
     cost_ms: float
     tenant: str = ""
+    beside: int = 0
     state: Berth = Berth.LOADING
     leases: set[int] = field(default_factory=set)
     pinned: bool = False
@@ -83,12 +85,16 @@ MAX_EVICTED = 4096
 class AdapterPool:
     """Pages, owners and leases. Not thread-safe: the engine guards it with its lock."""
 
-    def __init__(self, page_count: int, *, page_rows: int, page_bytes: int, policy: EvictionPolicy) -> None:
+    def __init__(
+        self, page_count: int, *, page_rows: int, page_bytes: int, policy: EvictionPolicy, beside_bytes: int = 0
+    ) -> None:
         if page_count < 0 or page_rows < 1 or page_bytes < 1:
             raise ValueError("page_rows and page_bytes are positive, page_count is not negative")
         self.page_count = page_count
         self.page_rows = page_rows
         self.page_bytes = page_bytes
+        self.beside_bytes = beside_bytes
+        self._beside: dict[int, int] = {}  # bytes beside the pages, by the first page
         self._policy = policy
         self._clean: list[int] = list(range(page_count))
         self._dirty: list[int] = []
@@ -124,8 +130,10 @@ class AdapterPool:
         resident = self._residents.get(revision_id)
         return len(resident.pages) * self.page_bytes if resident else 0
 
-    def reserve(self, revision_id: str, *, rank: int, tenant: str = "", cost_ms: float = 0.0) -> tuple[int, ...] | None:
-        """Give a new revision of `tenant` its pages, evicting unleased ones by policy when needed.
+    def reserve(
+        self, revision_id: str, *, rank: int, tenant: str = "", cost_ms: float = 0.0, beside: int = 0
+    ) -> tuple[int, ...] | None:
+        """Give a new revision of `tenant` its pages, and `beside` bytes, evicting unleased ones by policy when needed.
 
         Returns None when room must wait: for leases to end, or for evicted pages to be scrubbed
         (`take_dirty`, then try again).
@@ -143,22 +151,33 @@ class AdapterPool:
             raise Refused(
                 RefusalReason.ADAPTER_TOO_LARGE, f"rank {rank} takes {need} pages of the pool's {self.page_count}"
             )
-        if len(self._clean) < need:
-            self._make_room(need - len(self._clean) - len(self._dirty), revision_id, tenant=tenant, pages=need)
+        if beside > self.beside_bytes:
+            raise Refused(
+                RefusalReason.ADAPTER_TOO_LARGE, f"its embedding takes {beside} B of {self.beside_bytes} for all"
+            )
+        if len(self._clean) < need or sum(self._beside.values()) + beside > self.beside_bytes:
+            self._make_room(
+                need - len(self._clean) - len(self._dirty),
+                revision_id,
+                tenant=tenant,
+                pages=need,
+                beside=beside - self.beside_bytes + sum(r.beside for r in self._residents.values()),
+            )
             return None
         self._clean.sort()
         pages = _pick_run(self._clean, need)
         taken = set(pages)
         self._clean = [page for page in self._clean if page not in taken]
-        self._residents[revision_id] = _Resident(pages, rank, cost_ms, tenant)
+        self._residents[revision_id] = _Resident(pages, rank, cost_ms, tenant, beside)
+        self._beside |= {pages[0]: beside} if beside else {}
         self.changes += 1
         self.loads += 1
         self.thrashes += self._returns(revision_id)
         self._evicted_at.pop(revision_id, None)
         return pages
 
-    def _make_room(self, need: int, revision_id: str, *, tenant: str, pages: int) -> None:
-        """Evict for `need` of the `pages` that a newcomer of `tenant` takes, the least worth first.
+    def _make_room(self, need: int, revision_id: str, *, tenant: str, pages: int, beside: int) -> None:
+        """Evict for `need` of the `pages` that a newcomer of `tenant` takes and `beside` bytes, the least worth first.
 
         Looks at every resident once: it is called again and again while a newcomer waits.
         """
@@ -168,23 +187,28 @@ class AdapterPool:
             for key, r in self._residents.items()
             if r.state is Berth.READY and not r.leases and not r.pinned and key not in stay
         ]
-        if need <= 0 or sum(len(self._residents[key].pages) for key in idle) < need:
+        if max(need, beside) <= 0 or sum(len(self._residents[key].pages) for key in idle) < need:
             return  # Evicting would cost residents and still not make room: wait for leases instead.
         held = {key: Holding(r.tenant, len(r.pages), r.used_at) for key, r in self._residents.items()}
         offer = self._shares.offer(
             idle, held, newcomer=tenant, need=pages, page_count=self.page_count, returns=self._returns(revision_id)
         )
+        if sum(self._residents[key].beside for key in offer.may_go) < beside:
+            return
         heap = [self._standing(key, offer) for key in offer.may_go]
         heapify(heap)
-        while need > 0:
+        while need > 0 or beside > 0:
             least = heappop(heap)
             key = least[-1]
             now = self._standing(key, offer)
             if now > least:  # Its tenant holds less by now.
                 heappush(heap, now)
                 continue
+            if need <= 0 and not self._residents[key].beside:
+                continue  # It would go for nothing.
             offer.gone(key)
             need -= len(self._residents[key].pages)
+            beside -= self._residents[key].beside
             self._evict(key)
 
     def _evict(self, key: str) -> None:
@@ -293,10 +317,11 @@ class AdapterPool:
     def kept(self) -> frozenset[str]:
         """Return those of them that are here, or on their way, and fit the part of the pool that may be kept so. Who
         got its pages first stays."""
-        room, kept = self.page_count // KEPT_PART, set()
+        room, beside, kept = self.page_count // KEPT_PART, self.beside_bytes // KEPT_PART, set()
         for key, resident in self._residents.items():
-            if key in self._wanted and len(resident.pages) <= room:
+            if key in self._wanted and len(resident.pages) <= room and resident.beside <= beside:
                 room -= len(resident.pages)
+                beside -= resident.beside
                 kept.add(key)
         return frozenset(kept)
 
@@ -311,6 +336,7 @@ class AdapterPool:
         for page in pages:
             self._dirty.remove(page)
             self._clean.append(page)
+            self._beside.pop(page, None)
 
     def residents(self) -> tuple[Residency, ...]:
         """Return every revision on the device, ordered by id."""
@@ -349,6 +375,8 @@ class AdapterPool:
             assert resident.state is not Berth.DRAINING or resident.leases, f"{key} drains without leases"
             assert len(resident.pages) == self.pages_for(resident.rank), f"{key} has the wrong number of pages"
             assert all(self._lease_owner.get(lease) == key for lease in resident.leases), f"{key} has a stray lease"
+        assert sum(self._beside.values()) <= self.beside_bytes, "more lies beside the pages than may"
+        assert all(self._beside.get(r.pages[0], 0) == r.beside for r in self._residents.values()), "bytes are lost"
         assert len(self._lease_owner) == sum(len(r.leases) for r in self._residents.values()), "a lease is lost"
 
 

@@ -96,7 +96,7 @@ class ExecutorConfig:
     valkey_url: str = ""
     # Budget for keys and values of all requests.
     kv_bytes: int = 384 << 20
-    # Budget for the adapters on the device.
+    # Budget for the adapters on the device; those of the token embedding may take a quarter of it more.
     pool_bytes: int = 512 << 20
     # Tokens of a key/value block.
     block_size: int = 16

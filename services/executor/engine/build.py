@@ -29,13 +29,17 @@ from services.executor.model.products import Products
 from services.executor.plan import SchedulerLimits
 from services.executor.scheduler import Scheduler
 
+# Adapters of the token embedding may take one part in so many of the pool's bytes, beside its pages.
+BESIDE_PART = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
     """What the engine may take.
 
-    `kv_bytes` and `pool_bytes` are budgets of the device's memory; `block_size` is tokens per KV block, `page_rows`
-    rank rows per adapter page. `poison` fills freed blocks and pages with NaN (tests).
+    `kv_bytes` and `pool_bytes` are budgets of the device's memory, and a quarter of `pool_bytes` more for embeddings;
+    `block_size` is tokens per KV block, `page_rows` rank rows per adapter page. `poison` fills freed blocks and pages
+    with NaN (tests).
     """
 
     kv_bytes: int = 256 * 2**20
@@ -87,7 +91,11 @@ def build_engine(
         eos_ids=info.eos_ids,
     )
     adapters = AdapterPool(
-        page_count, page_rows=sizes.page_rows, page_bytes=one_page, policy=make_policy(sizes.eviction)
+        page_count,
+        page_rows=sizes.page_rows,
+        page_bytes=one_page,
+        policy=make_policy(sizes.eviction),
+        beside_bytes=sizes.pool_bytes // BESIDE_PART,
     )
     step = StepSizes(rows=sizes.max_rows, tokens=limits.max_step_tokens, blocks=block_count, pages=page_count)
     runner = _make_runner(decoder, backend, sizes, step=step, clock=clock)

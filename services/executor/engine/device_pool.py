@@ -89,6 +89,7 @@ class DevicePool:
         self._device = torch.device(device)
         self._link = link or CpuLink()
         self._landing: set[int] = set()  # pages that copies may still be writing to
+        self._arriving: dict[int, EmbeddingAdapter] = {}  # by the first page; kept until no copy writes to it
         self.kernels: StepKernels | None = None
         self._generation = 0
         self._bound: dict[str, _Bound] = {}
@@ -129,18 +130,27 @@ class DevicePool:
         if gone & self._landing:  # A load was stopped on its way.
             self._link.before_steps()
             self._landing -= gone
+        for page in gone:
+            self._arriving.pop(page, None)
         self._bound = {k: b for k, b in self._bound.items() if not gone.intersection(b.resident.pages)}
         self._batches.clear()
         self._fill(pages, float("nan") if self._poison else 0.0)
 
     def write(self, staged: Staged, pages: Sequence[int]) -> Iterator[int]:
-        """Copy a staged revision to its pages, a piece of one group at a time; yields each piece's bytes.
+        """Copy a staged revision to its pages and beside them, a piece at a time; yields each piece's bytes.
 
         The caller may stop between yields to run a step: pages of a revision that is not bound are read by nobody.
         A yield of 0 says that copies are on their way and there is nothing to do meanwhile. At the end all have landed.
         """
+        part = staged.embedding
+        if part is not None:
+            a, b = (torch.empty_like(matrix, device=self._device) for matrix in (part.a, part.b))
+            self._arriving[pages[0]] = EmbeddingAdapter(a, b, part.scaling)
         self._landing.update(pages)
         self._link.after_steps()
+        if part is not None:
+            yield from self._put_rows(a, part.a)
+            yield from self._put_rows(b, part.b)
         for group in self.groups:
             part = staged.groups.get(group.name)
             if part is None:
@@ -158,6 +168,14 @@ class DevicePool:
             yield 0
         self._landing.difference_update(pages)
 
+    def _put_rows(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[int]:
+        row_bytes = source[0].nbytes
+        most = max(1, self._link.piece_bytes // row_bytes)
+        for first in range(0, len(source), most):
+            some = range(first, min(first + most, len(source)))
+            self._link.put(target[None], self._link.index(some), source[None, some.start : some.stop])
+            yield len(some) * row_bytes
+
     def bind(self, staged: Staged, pages: tuple[int, ...]) -> None:
         """Make a written revision usable in `arrange`."""
         self._generation += 1
@@ -167,10 +185,7 @@ class DevicePool:
             rows = page_rows(pages, rank=part.rank, rows_per_page=self.rows_per_page)
             # Rank rows above a module's own rank are zero, so its first row's scaling is the module's.
             groups[name] = GroupAdapter(self.banks[name], rows, part.scale[:, 0].tolist())
-        part = staged.embedding
-        embedding = None
-        if part is not None:
-            embedding = EmbeddingAdapter(part.a.to(self._device), part.b.to(self._device), part.scaling)
+        embedding = self._arriving.pop(pages[0], None)
         self._bound[staged.revision_id] = _Bound(resident, groups, embedding, self._generation)
 
     def deltas(self, revision_id: str) -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -146,7 +146,10 @@ class Loads:
         with self._lock:
             if self._adapters.state(revision_id) is Berth.DRAINING:
                 return
-            load.pages = self._adapters.reserve(revision_id, rank=load.staged.rank, tenant=load.tenant)
+            staged = load.staged
+            load.pages = self._adapters.reserve(
+                revision_id, rank=staged.rank, beside=staged.beside_bytes, tenant=load.tenant
+            )
         if load.pages is not None:
             load.reserved_at = self._clock()
             self._device.prepare(load.pages)

@@ -49,8 +49,8 @@ class StagedEmbedding:
 class Staged:
     """A revision ready to be copied to pages.
 
-    `rank` is how many rank rows of pages it takes: its largest rank, and as many more as the bytes of its embedding are
-    worth, which is kept beside the pages (in them it would make every page larger by the vocabulary).
+    `rank` is how many rank rows of pages it takes, its largest rank, at least 1. Its embedding is kept beside the pages
+    (in them it would make every page larger by the vocabulary) and takes `beside_bytes` there.
     """
 
     revision_id: str
@@ -58,6 +58,10 @@ class Staged:
     size_bytes: int
     groups: Mapping[str, StagedGroup]
     embedding: StagedEmbedding | None = None
+
+    @property
+    def beside_bytes(self) -> int:
+        return self.embedding.size_bytes if self.embedding is not None else 0
 
 
 def stage(adapter: HostAdapter, groups: Sequence[GroupSpec], *, dtype: torch.dtype, pinned: bool = False) -> Staged:
@@ -75,19 +79,18 @@ def stage(adapter: HostAdapter, groups: Sequence[GroupSpec], *, dtype: torch.dty
     staged, embedding = {}, None
     for group in groups:
         if group.kind == "embedding":
-            embedding = _stage_embedding(adapter, group, dtype)
+            embedding = _stage_embedding(adapter, group, dtype, pinned)
         elif (part := _stage_group(adapter, group, dtype, pinned)) is not None:
             staged[group.name] = part
     size = sum(p.a.nbytes + p.b.nbytes for p in staged.values())
-    rank = max((p.rank for p in staged.values()), default=0)
-    if embedding is not None:
-        size += embedding.size_bytes
-        row_bytes = sum(g.values_per_rank for g in groups if g.kind == "linear") * dtype.itemsize
-        rank += -(-embedding.size_bytes // row_bytes)
+    size += embedding.size_bytes if embedding is not None else 0
+    rank = max((p.rank for p in staged.values()), default=1)
     return Staged(adapter.revision_id, rank, size, staged, embedding)
 
 
-def _stage_embedding(adapter: HostAdapter, group: GroupSpec, dtype: torch.dtype) -> StagedEmbedding | None:
+def _stage_embedding(
+    adapter: HostAdapter, group: GroupSpec, dtype: torch.dtype, pinned: bool
+) -> StagedEmbedding | None:
     path, out = group.paths[0][0], group.out_features[0]
     module = adapter.modules.get(path)
     if module is None:
@@ -97,6 +100,8 @@ def _stage_embedding(adapter: HostAdapter, group: GroupSpec, dtype: torch.dtype)
     a, b = (_tensor(t).to(dtype).t().contiguous() for t in (module.a, module.b))
     if not all(bool(torch.isfinite(t).all()) for t in (a, b)):
         raise Refused(RefusalReason.ADAPTER_NOT_FINITE, f"{path}: a value is not finite in {dtype}")
+    if pinned:
+        a, b = a.pin_memory(), b.pin_memory()
     return StagedEmbedding(a, b, module.scaling)
 
 

@@ -99,6 +99,38 @@ def test_who_holds_less_by_now_loses_no_more_than_others() -> None:
     assert gone == {"big0", "big1", "big2", "other0"}
 
 
+def test_what_lies_beside_the_pages_has_a_budget_of_its_own() -> None:
+    pool = AdapterPool(8, page_rows=8, page_bytes=100, policy=Lru(), beside_bytes=1000)
+
+    def bring(key: str, beside: int, rank: int = 8) -> bool:
+        for _ in range(2):
+            if pool.reserve(key, rank=rank, beside=beside) is not None:
+                pool.ready(key, now=0.0, load_ms=1.0)
+                pool.check()
+                return True
+            pool.scrubbed(pool.take_dirty())
+        return False
+
+    with pytest.raises(Refused) as large:
+        pool.reserve("large", rank=8, beside=1001)
+    assert large.value.reason is RefusalReason.ADAPTER_TOO_LARGE
+    assert all([bring("plain", 0), bring("a", 600), bring("b", 400)])
+    held = pool.lease("a", now=1.0)
+    pool.lease("plain", now=0.0)
+    assert not bring("waits", 500)
+    assert pool.state("b") is Berth.READY, "nobody goes in vain"
+    assert bring("c", 300)
+    assert pool.state("b") is None, "what has nothing there does not go for it"
+    assert pool.state("plain") is Berth.READY
+    pool.release(held)
+    pool.drain("a")
+    assert pool.reserve("d", rank=8, beside=600) is None, "it is there until it is erased"
+    pool.scrubbed(pool.take_dirty())
+    assert bring("d", 600)
+    pool.keep(["c", "d"])
+    assert pool.kept() == {"c"}, "half of the budget may be kept"
+
+
 def test_drain_waits_for_leases_and_frees_with_the_last() -> None:
     pool = make()
     load(pool, "a")

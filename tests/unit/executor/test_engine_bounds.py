@@ -13,7 +13,7 @@ from services.executor.engine.staging import stage
 from services.executor.prefill import beside
 from services.executor.request import FinishReason, RefusalReason, Refused, Sampling
 from tests.support.harness import SMALL, World, open_world
-from tests.support.tiny import ALL, make_adapter, make_base, prompt_of, read_bundle
+from tests.support.tiny import ALL, greedy, make_adapter, make_base, prompt_of, read_bundle, with_adapter
 
 LONG = Sampling(max_tokens=200, ignore_eos=True)
 BUDGET = 20_000
@@ -137,3 +137,37 @@ def test_a_large_group_is_written_in_pieces_and_answers_the_same(family, monkeyp
     assert told[0].tokens == told[1].tokens
     rows = [sum(g.out_features) * 4 + len(g.out_features) * g.in_features * 4 for g in world.decoder.groups]
     assert told[1].largest <= max(1500, *rows) < told[0].largest
+
+
+def test_an_embedding_is_written_in_pieces_too_and_has_a_budget_of_its_own(family, tmp_path, monkeypatch) -> None:
+    base = make_base(tmp_path / "base")
+    make_adapter(base, tmp_path / "words", seed=7, r=8, lora_alpha=16, target_modules=["embed_tokens", "q_proj"])
+    bundle = read_bundle(base, tmp_path / "words")
+    monkeypatch.setattr(device_link.CpuLink, "piece_bytes", 2000)
+    world = open_world(tmp_path / "base")
+    staged = stage(bundle.host(), world.decoder.groups, dtype=POOL_DTYPE)
+    assert (staged.rank, staged.beside_bytes) == (8, (256 + 64) * 8 * 4)
+    _, pieces = metered(world, monkeypatch)
+    world.load(bundle.host())
+    assert max(pieces) <= 2000
+    assert sum(pieces) >= staged.beside_bytes
+    row = world.submit("x", prompt_of(30), bundle.revision_id)
+    world.finish()
+    assert row.tokens == greedy(with_adapter(base, tmp_path / "words"), prompt_of(30), 12)
+    assert sum(world.engine._adapters._beside.values()) == staged.beside_bytes
+    pool = world.engine._runner.pool
+    assert pool._arriving == {}
+    world.engine.evict(bundle.revision_id)
+    world.step(2)
+    assert (world.engine._adapters._beside, pool._bound) == ({}, {})
+    # A load that is stopped on its way leaves nothing there.
+    world.engine._options = replace(world.engine._options, load_bytes_per_step=1)
+    world.submit("busy", prompt_of(5), sampling=LONG)
+    world.step(2)
+    load = world.engine.load(staged)
+    world.step(2)
+    assert pool._arriving
+    world.engine.revoke(bundle.revision_id, final=True)
+    world.step()
+    assert load.exception() is not None
+    assert (world.engine._adapters._beside, pool._arriving) == ({}, {})
