@@ -108,12 +108,18 @@ class Trials:
         wait_until(self._held, within_s=PATIENCE_S, what="the revisions on both executors")
 
     def _held(self) -> bool:
-        """Whether both executors have both revisions of each, but for what they are kept from loading."""
-        needed = {self.fleet.revisions[trial.old] for trial in TRIALS}
-        needed |= {self.fleet.revisions[trial.new] for trial in TRIALS if trial.fault != "no-load"}
-        return all(
-            needed <= {item["revision_id"] for item in row["revisions"]} for row in self.fleet.stack.ok("residency")
-        )
+        """Whether both executors have both revisions of each. Where one is kept from loading, the first executor is asked
+        alone, so there one of them has the old revision."""
+        resident = [{item["revision_id"] for item in row["revisions"]} for row in self.fleet.stack.ok("residency")]
+        for trial in TRIALS:
+            old, new = self.fleet.revisions[trial.old], self.fleet.revisions[trial.new]
+            if trial.fault == "no-load":
+                found = any(old in held for held in resident)
+            else:
+                found = all({old, new} <= held for held in resident)
+            if not found:
+                return False
+        return True
 
     def survive(self, *processes: str) -> None:
         """Kills processes in one moment; what does not need them goes on; then they are back, and so is everything."""
