@@ -32,6 +32,7 @@ from services.loader.bad_digests import BadDigests
 from services.loader.disk_cache import DiskCache
 from services.loader.handover import HandoverSocket
 from services.loader.host_tier import HostTier
+from services.loader.lane import Lane
 from services.loader.ports import Area
 from services.loader.resolve import Resolved
 from services.loader.shell import Granted, HostLoader
@@ -100,6 +101,7 @@ class Bench:
             tier=HostTier(len(self.data) + 1),
             bad=BadDigests(0.0),
             slots=Slots(4, per_key=4),
+            lane=Lane("load", 5),
             disk=disk,
             hands_over=True,
         )

@@ -16,7 +16,7 @@ from loraport.bundle.manifest import CONFIG_NAME, WEIGHTS_NAME, Manifest
 from loraport.bundle.verdict import Limits, Verdict, Violation
 from loraport.bundle.verify import verify_bundle
 from services.loader.ports import ObjectMissing, ObjectStore
-from services.loader.receive import MAX_CONFIG_BYTES, open_spool, spool
+from services.loader.receive import MAX_CONFIG_BYTES, append, open_spool
 from services.loader.store import verified_key
 from services.shared.errors import LoraportError
 from services.shared.statements import UploadSession, Verification
@@ -70,7 +70,7 @@ def examine(
         for piece in _pieces(store, weights_key, session.weights_size + 1):
             found.update(piece)
             size += len(piece)
-            spool(weights, piece)
+            append(weights, piece)
         weights_digest = PREFIX + found.hexdigest()
         verdict = verify_bundle(
             config,

@@ -19,6 +19,7 @@ from loraport.bundle.envelope import Signer
 from loraport.bundle.manifest import Manifest
 from loraport.bundle.verdict import DEFAULT_LIMITS
 from services.loader.examine import Findings, examine, promote, verification_of
+from services.loader.lane import Lane
 from services.loader.manifests import read_manifest
 from services.loader.measure import measured
 from services.loader.ports import ObjectStore, RegistryPort
@@ -105,6 +106,7 @@ class Intake:
         trusted: TrustedKeys,
         clock: Clock,
         slots: Slots,
+        lane: Lane,
         limits: IntakeLimits,
         quota: ByteQuota | None = None,
     ) -> None:
@@ -114,6 +116,7 @@ class Intake:
         self._trusted = trusted
         self._clock = clock
         self._slots = slots
+        self._lane = lane
         self._limits = limits
         self._quota = quota or ByteQuota(0)
         # Quarantine keys begin with the loader's name and this run, so that a sweep never meets a running upload.
@@ -174,7 +177,11 @@ class Intake:
             with measured("intake", "FETCH", clock):
                 async with contextlib.aclosing(parts):
                     received = await receive(
-                        parts, weights_size=session.weights_size, spool_dir=limits.spool_dir, patience_s=patience_s
+                        parts,
+                        self._lane,
+                        weights_size=session.weights_size,
+                        spool_dir=limits.spool_dir,
+                        patience_s=patience_s,
                     )
             observe(Report("FETCH", (clock.monotonic() - resolved) * 1000, session.weights_size))
             job = _Job(
@@ -211,6 +218,7 @@ class Intake:
         """Lets running jobs end for a while; what they leave behind, the next run sweeps."""
         if self._jobs:
             await asyncio.wait(self._jobs, timeout=timeout_s)
+        self._lane.close()
 
     async def _wait_for_turn(self, turn: contextlib.AsyncExitStack, tenant: str) -> None:
         try:
@@ -277,9 +285,9 @@ class Intake:
                 match stage:
                     case IntakeState.RECEIVE:
                         job.quarantined = True
-                        await asyncio.to_thread(self._quarantine, job)
+                        await self._lane.run(self._quarantine, job)
                     case IntakeState.VERIFY:
-                        job.findings = await asyncio.to_thread(self._examine, job)
+                        job.findings = await self._lane.run(self._examine, job)
                         found.outcome = "OK" if job.findings.admitted else "REFUSED"
                         for code in {violation.code for violation in job.findings.violations}:
                             telemetry.count(metrics.REFUSALS, code=code)
@@ -287,7 +295,7 @@ class Intake:
                         assert job.findings is not None
                         # Equal bytes of two revisions share one object; its writers take turns.
                         async with self._turns.hold(job.findings.weights_digest):
-                            await asyncio.to_thread(promote, self._store, job.findings)
+                            await self._lane.run(promote, self._store, job.findings)
                     case IntakeState.REPORT:
                         job.outcome = await self._report(job)
         except LoraportError as error:
@@ -332,7 +340,7 @@ class Intake:
         statement = verification_of(
             job.session, job.base, job.findings, verifier=self._limits.verifier, now=self._clock.now()
         )
-        envelope = await asyncio.to_thread(seal, statement, self._key)
+        envelope = await self._lane.run(seal, statement, self._key)
         state = ""
         for pause in (*REPORT_PAUSES_S, None):
             try:
@@ -363,7 +371,7 @@ class Intake:
             return
         for key in (job.config_key, job.weights_key):
             try:
-                await asyncio.to_thread(self._store.delete, "quarantine", key)
+                await self._lane.run(self._store.delete, "quarantine", key)
             except LoraportError as error:
                 log.warning("quarantine keeps an object until the next sweep", reason=error.reason)
 

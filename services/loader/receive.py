@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from loraport.bundle.digest import is_digest
+from services.loader.lane import Lane
 from services.shared.errors import LoraportError
 from services.shared.names import is_id
 from services.shared.rpc.server import run_blocking
@@ -83,31 +84,62 @@ def _open(envelope: bytes, trusted: TrustedKeys, now: float) -> UploadSession:
 
 
 async def receive(
-    parts: AsyncIterator[Part], *, weights_size: int, spool_dir: str | None, patience_s: float = PATIENCE_S
+    parts: AsyncIterator[Part],
+    lane: Lane,
+    *,
+    weights_size: int,
+    spool_dir: str | None,
+    patience_s: float = PATIENCE_S,
 ) -> Received:
-    """Takes the files in to the end.
+    """Takes the files in to the end, writing in threads of `lane`.
 
     Raises:
         LoraportError: UPLOAD_TOO_LARGE at the first byte too many, INVALID_REQUEST when parts are out of order or
             bytes are missing at the end, STORAGE_FULL when the spool has no room, DEADLINE_EXCEEDED when the bytes
             come too slowly.
     """
-    weights = await run_blocking(open_spool, spool_dir)
+    spool = _Spool(await lane.run(open_spool, spool_dir), lane)
     longest = patience_s + weights_size / MIN_BYTES_PER_S
     try:
         async with asyncio.timeout(longest):
-            config = await _take(parts, weights, weights_size)
+            config = await _take(parts, spool, weights_size)
     except TimeoutError:
-        weights.close()
+        spool.close()
         detail = f"the upload took more than {longest:.0f} s for {weights_size} bytes of weights"
         raise LoraportError("DEADLINE_EXCEEDED", detail) from None
     except BaseException:
-        weights.close()
+        spool.close()
         raise
-    return Received(config, weights)
+    return Received(config, spool.file)
 
 
-async def _take(parts: AsyncIterator[Part], weights: BinaryIO, weights_size: int) -> bytes:
+class _Spool:
+    """The file that the weights go into, a chunk at a time."""
+
+    def __init__(self, file: BinaryIO, lane: Lane) -> None:
+        self.file = file
+        self._lane = lane
+        self._writing: asyncio.Future[None] | None = None
+
+    async def append(self, data: bytes) -> None:
+        """Appends a chunk. Raises as `append`."""
+        self._writing = self._lane.run(append, self.file, data)
+        await asyncio.shield(self._writing)
+
+    def close(self) -> None:
+        """Closes the file once nobody writes to it: until then its number must not be another file's."""
+        if self._writing is None or self._writing.done():
+            self.file.close()
+        else:
+            self._writing.add_done_callback(self._written)
+
+    def _written(self, done: asyncio.Future[None]) -> None:
+        self.file.close()
+        if not done.cancelled():
+            done.exception()  # whoever waited for it has it, or has left
+
+
+async def _take(parts: AsyncIterator[Part], spool: _Spool, weights_size: int) -> bytes:
     """Spools the weights and returns the config. Raises as `receive`."""
     config = bytearray()
     taken = 0
@@ -127,7 +159,7 @@ async def _take(parts: AsyncIterator[Part], weights: BinaryIO, weights_size: int
             if taken > weights_size:
                 detail = f"more weights came than the {weights_size} bytes announced"
                 raise LoraportError("UPLOAD_TOO_LARGE", detail)
-            await run_blocking(spool, weights, part.data)
+            await spool.append(part.data)
     if not config or taken != weights_size:
         came = f"{len(config)} bytes of config and {taken} of {weights_size} bytes of weights came"
         raise LoraportError("INVALID_REQUEST", f"the upload is not complete: {came}; upload again")
@@ -143,7 +175,7 @@ def open_spool(spool_dir: str | None) -> BinaryIO:
         raise _full(error) from None
 
 
-def spool(file: BinaryIO, data: bytes) -> None:
+def append(file: BinaryIO, data: bytes) -> None:
     """Appends to a spool. Raises LoraportError (STORAGE_FULL, INTERNAL)."""
     view = memoryview(data)
     try:

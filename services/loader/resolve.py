@@ -43,6 +43,8 @@ class Resolver:
         self._trusted = trusted
         self._kept: OrderedDict[str, Resolved] = OrderedDict()
         self._asking: dict[str, asyncio.Task[Resolved]] = {}
+        # How often everything was dropped.
+        self._dropped = 0
 
     async def resolve(self, revision_id: str) -> Resolved:
         """Returns what may be loaded.
@@ -66,7 +68,10 @@ class Resolver:
         if task is None:
             task = self._asking[revision_id] = asyncio.create_task(self._ask(item))
             task.add_done_callback(lambda done: self._asked(revision_id, done))
-        return await asyncio.shield(task)
+        dropped = self._dropped
+        resolved = await asyncio.shield(task)
+        # What was checked by a root that is no more is checked again.
+        return resolved if dropped == self._dropped else await self.resolve(revision_id)
 
     def forget(self, revision_ids: Iterable[str]) -> None:
         """Drops what is kept of revisions that may serve no longer."""
@@ -76,6 +81,8 @@ class Resolver:
     def forget_all(self) -> None:
         """Drops everything: what was checked by another trust root is checked again."""
         self._kept.clear()
+        self._asking.clear()
+        self._dropped += 1
 
     async def _ask(self, item: RevisionItem) -> Resolved:
         try:
@@ -95,8 +102,10 @@ class Resolver:
         )
 
     def _asked(self, revision_id: str, done: asyncio.Task[Resolved]) -> None:
-        self._asking.pop(revision_id, None)
-        if done.cancelled() or done.exception() is not None:
+        current = self._asking.get(revision_id) is done
+        if current:
+            del self._asking[revision_id]
+        if done.cancelled() or done.exception() is not None or not current:
             return
         self._kept[revision_id] = done.result()
         if len(self._kept) > MAX_KEPT:

@@ -18,6 +18,7 @@ from services.loader.handover import HandoverSocket
 from services.loader.host_tier import HostTier
 from services.loader.imports import Imports
 from services.loader.intake import Intake, IntakeLimits
+from services.loader.lane import Lane
 from services.loader.ports import ObjectStore, RegistryPort
 from services.loader.quota import ByteQuota
 from services.loader.registry_client import RegistryClient
@@ -70,6 +71,7 @@ class LoaderService:
         resolver = Resolver(registry, trusted)
         trust.on_change(resolver.forget_all)
         self._disk = None if node.disk_dir is None else DiskCache(node.disk_dir, node.disk_budget_bytes)
+        turns = config.turns
         self.host = HostLoader(
             store=store,
             registry=registry,
@@ -77,7 +79,8 @@ class LoaderService:
             clock=clock,
             tier=HostTier(config.host_budget_bytes),
             bad=BadDigests(config.bad_digest_ttl_s),
-            slots=Slots(config.turns.loads, per_key=config.turns.loads_per_tenant),
+            slots=Slots(turns.loads, per_key=turns.loads_per_tenant),
+            lane=Lane("load", turns.loads + 1),  # and the copy to the node's disk
             disk=self._disk,
             hands_over=bool(node.handover_socket),
         )
@@ -88,25 +91,18 @@ class LoaderService:
             key=key,
             trusted=trusted,
             clock=clock,
-            slots=Slots(config.turns.uploads, per_key=config.turns.uploads_per_tenant),
+            slots=Slots(turns.uploads, per_key=turns.uploads_per_tenant),
+            lane=Lane("upload", turns.uploads),
             limits=_intake_limits(config),
             quota=ByteQuota(config.admission.tenant_bytes_per_day),
         )
         self._imports = Imports(
-            self.intake, config.imports, transport=transport, clock=clock, max_fetches=config.turns.uploads
+            self.intake, config.imports, transport=transport, clock=clock, max_fetches=turns.uploads
         )
-        tls = config.tls
-        self._server = Server(CertificateAuthorities.from_files(tls.service_ca, tls.admin_ca))
-        self._server.add(
-            add_LoaderServiceServicer_to_server,
-            LoaderServicer(
-                self.host,
-                self.intake,
-                self._imports,
-                upload_idle_s=config.upload_idle_s,
-                handover_socket=node.handover_socket,
-            ),
-        )
+        self._server = Server(CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca))
+        idle_s, socket = config.upload_idle_s, node.handover_socket
+        servicer = LoaderServicer(self.host, self.intake, self._imports, upload_idle_s=idle_s, handover_socket=socket)
+        self._server.add(add_LoaderServiceServicer_to_server, servicer)
         self._tasks: list[asyncio.Task[None]] = []
         self.port = 0
         self.upload_port = 0

@@ -18,6 +18,7 @@ from services.loader.bad_digests import BadDigests
 from services.loader.disk_cache import DiskCache
 from services.loader.handover import Tokens
 from services.loader.host_tier import HostTier, TierFull
+from services.loader.lane import Lane
 from services.loader.loading import Load, SpoiledCopy, fetch, keep, seal, verify
 from services.loader.measure import fetched, looked, measured
 from services.loader.ports import ObjectStore, RegistryPort
@@ -71,18 +72,17 @@ class HostLoader:
         tier: HostTier,
         bad: BadDigests,
         slots: Slots,
+        lane: Lane,
         disk: DiskCache | None = None,
         hands_over: bool = False,
     ) -> None:
         self._store = store
-        self._registry = registry
-        self._resolver = resolver
+        self._registry, self._resolver = registry, resolver
         self._clock = clock
         self._tier = tier
         self._bad = bad
-        self._slots = slots
-        self._disk = disk
-        self._hands_over = hands_over
+        self._slots, self._lane = slots, lane
+        self._disk, self._hands_over = disk, hands_over
         self._tokens = Tokens()
         self._loads: dict[str, Load] = {}
         self._blobs: dict[str, Blob] = {}
@@ -113,6 +113,8 @@ class HostLoader:
         digest = resolved.weights_digest
         if self._tier.find(digest) is None:
             await self._registry.require_fresh()
+        if not self._registry.is_active(revision_id):  # it went while its checkpoint was asked for
+            raise _not_active(revision_id)
         self._tier.revive(digest)
         if looked("HOST", hit=self._tier.find(digest) is not None):
             yield self._grant(resolved, holder)
@@ -185,10 +187,7 @@ class HostLoader:
     def inventory(self) -> Inventory:
         """Returns what is held and what is being loaded."""
         return Inventory(
-            entries=tuple(
-                (entry.digest, entry.size_bytes, entry.holders, self._stages.get(entry.digest, ()))
-                for entry in self._tier.entries()
-            ),
+            entries=_entries(self._tier, self._stages),
             loads=tuple((load.digest, load.life.state, load.life.waiter_count) for load in self._loads.values()),
             used_bytes=self._tier.used_bytes,
             budget_bytes=self._tier.budget_bytes,
@@ -202,7 +201,7 @@ class HostLoader:
             if not self._registry.active_digest(digest):
                 self._close(self._tier.doom(digest))
                 if self._disk is not None:
-                    self._spawn(asyncio.to_thread(self._disk.forget, digest))
+                    self._spawn(_drop(self._lane, self._disk, digest))
 
     def expire_leases(self, *, idle_s: float) -> None:
         """Takes back leases that were not used for `idle_s`."""
@@ -221,6 +220,7 @@ class HostLoader:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
         self._close(list(self._blobs))
+        self._lane.close()
 
     def _begin(self, resolved: Resolved, life: LoadLife) -> Load:
         load = Load(
@@ -243,7 +243,7 @@ class HostLoader:
     def _grant(self, resolved: Resolved, holder: str) -> Granted:
         # The revision may have been revoked while its bytes were on their way.
         if not self._registry.is_active(resolved.revision_id) or self._tier.find(resolved.weights_digest) is None:
-            raise LoraportError("REVISION_NOT_ACTIVE", f"revision {resolved.revision_id} is no longer ACTIVE")
+            raise _not_active(resolved.revision_id)
         lease_id = secrets.token_hex(16)
         self._tier.lease(resolved.weights_digest, lease_id, holder=holder, now=self._clock.monotonic())
         token = self._tokens.issue(lease_id, holder) if self._hands_over else b""
@@ -278,12 +278,12 @@ class HostLoader:
                 match stage:
                     case LoadState.FETCH:
                         self._reserve(load)
-                        await asyncio.to_thread(fetch, load, self._store, self._disk)
+                        await self._lane.run(fetch, load, self._store, self._disk)
                         fetched(found, load.tier, load.size_bytes, has_disk=self._disk is not None)
                     case LoadState.VERIFY:
-                        await asyncio.to_thread(verify, load, self._disk)
+                        await self._lane.run(verify, load, self._disk)
                     case LoadState.STAGE_HOST:
-                        await asyncio.to_thread(seal, load)
+                        await self._lane.run(seal, load)
         except SpoiledCopy:
             return Spoiled((self._clock.monotonic() - started) * 1000, load.size_bytes)
         except LoraportError as error:
@@ -342,8 +342,10 @@ class HostLoader:
         try:
             async with self._writing:
                 blob = self._blobs.get(digest)
-                if blob is not None:  # else the loader is closing
-                    await asyncio.to_thread(keep, disk, digest, blob.open_reader(), self._closing)
+                if blob is not None and self._tier.find(digest):  # else the loader is closing, or it may not serve
+                    await self._lane.run(keep, disk, digest, blob.open_reader(), self._closing)
+                    if not self._tier.find(digest):  # it was doomed when there was nothing to drop yet
+                        await _drop(self._lane, disk, digest)
         except OSError as error:
             log.warning("disk tier could not keep a file", why=str(error))
         finally:
@@ -357,6 +359,20 @@ class HostLoader:
         for digest in digests:
             self._blobs.pop(digest).close()
             self._stages.pop(digest, None)
+
+
+def _not_active(revision_id: str) -> LoraportError:
+    return LoraportError("REVISION_NOT_ACTIVE", f"revision {revision_id} is no longer ACTIVE")
+
+
+def _entries(
+    tier: HostTier, stages: dict[str, tuple[Report, ...]]
+) -> tuple[tuple[str, int, int, tuple[Report, ...]], ...]:
+    return tuple((e.digest, e.size_bytes, e.holders, stages.get(e.digest, ())) for e in tier.entries())
+
+
+async def _drop(lane: Lane, disk: DiskCache, digest: str) -> None:
+    await lane.run(disk.forget, digest)
 
 
 async def _follow(load: Load) -> AsyncIterator[Report]:

@@ -91,6 +91,7 @@ PURE = (
     "services.router.popularity",
     "services.router.prices",
     "services.router.quota",
+    "services.router.reasons",
     "services.router.shared_work",
     "services.router.validate",
     "services.router.working_set",

@@ -173,6 +173,7 @@ async def test_revoked_revision_leaves_with_its_last_lease(rig: Rig) -> None:
     bundle = await rig.admit(seed=8)
     _, lease = await rig.ensure(bundle)
     await rig.registry.move(bundle.revision_id, State.STATE_REVOKED)
+    await until(lambda: not rig.service.host._registry.is_active(bundle.revision_id))
     assert await reason(ensure(rig, bundle)) == "REVISION_NOT_ACTIVE"
     assert await rig.read(lease) == bundle.weights
     await rig.executor("executor-0").ReleaseHost(pb.ReleaseHostRequest(lease_id=lease.lease_id), timeout=60)

@@ -28,7 +28,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world.registry.items += [world.registry.base()]
     for tenant in ("acme", "globex"):
         world.registry.items += [*world.registry.tenant(tenant), *world.registry.adapter(tenant, "pirate")]
-    world.overrides = {"executor_window": 4, "life": {"drain_s": 0.2, "max_unread_s": 0.5}}
+    world.overrides = {"executor_window": 4, "life": {"drain_s": 0.2}}
     await world.start_registry()
     await world.start_executor("e0")
     await world.start_router()
@@ -121,6 +121,9 @@ async def test_every_answer_of_a_request_takes_its_own_place(world: World) -> No
 
 
 async def test_callers_that_do_not_read_lose_their_place(world: World) -> None:
+    await world.router.stop()
+    world.overrides["life"] = {"drain_s": 0.2, "max_unread_s": 2.0}
+    await world.start_router()
     executor = world.executors["e0"]
     executor.reply = [50] * 40
     credentials = grpc.ssl_channel_credentials((world.folder / "ca.pem").read_bytes())

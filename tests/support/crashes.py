@@ -29,6 +29,7 @@ from services.loader.bad_digests import BadDigests
 from services.loader.disk_cache import DiskCache
 from services.loader.host_tier import HostTier
 from services.loader.intake import Intake, IntakeLimits
+from services.loader.lane import Lane
 from services.loader.ports import ObjectMissing, RevisionInfo
 from services.loader.receive import ChunkPart, SessionPart
 from services.loader.resolve import Resolver
@@ -317,6 +318,7 @@ class Loader:
             tier=HostTier(1 << 20),
             bad=BadDigests(60.0),
             slots=Slots(2, per_key=2),
+            lane=Lane("load", 3),
             disk=self.disk,
             hands_over=True,
         )
@@ -327,6 +329,7 @@ class Loader:
             trusted=trusted,
             clock=clock,
             slots=Slots(2, per_key=2),
+            lane=Lane("upload", 2),
             limits=IntakeLimits(verifier="loader", max_weights_bytes=1 << 20, spool_dir=str(world.root / "spool")),
         )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.loader.lane import Lane
 from services.loader.receive import ChunkPart, Part, receive
 from services.shared.errors import LoraportError
 
@@ -24,7 +25,9 @@ async def test_an_upload_that_trickles_is_ended_though_it_is_never_idle(tmp_path
     closed: list[str] = []
     async with asyncio.timeout(60):
         with pytest.raises(LoraportError) as ended:
-            await receive(trickle(closed), weights_size=200_000, spool_dir=str(tmp_path), patience_s=0.1)
+            await receive(
+                trickle(closed), Lane("test", 1), weights_size=200_000, spool_dir=str(tmp_path), patience_s=0.1
+            )
     assert ended.value.reason == "DEADLINE_EXCEEDED"
     assert "200000 bytes" in ended.value.message
     assert closed
@@ -38,7 +41,7 @@ async def test_bytes_that_come_in_time_are_taken(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             yield ChunkPart("weights", piece)
 
-    received = await receive(parts(), weights_size=3, spool_dir=str(tmp_path), patience_s=10)
+    received = await receive(parts(), Lane("test", 1), weights_size=3, spool_dir=str(tmp_path), patience_s=10)
     received.weights.seek(0)
     assert (received.config, received.weights.read()) == (b"{}", b"abc")
     received.weights.close()
