@@ -47,6 +47,7 @@ class RegistryClient:
         self._on_gone = on_gone
         # An item is replaced, never changed, so what was checked for this very item holds for it.
         self._checked: dict[str, tuple[RevisionItem, Standing]] = {}
+        self._forgotten = 0
 
     def start(self) -> None:
         """Begins to follow the catalog, in the running event loop."""
@@ -93,10 +94,12 @@ class RegistryClient:
             raise LoraportError("REVISION_NOT_ACTIVE")
         known = self._checked.get(revision_id)
         if known is None or known[0] is not item:
-            standing = self._check(item)
+            standing, forgotten = self._check(item), self._forgotten
             await self._proofs.require_logged(item)
             if not self._active(revision_id):  # revoked while it was being proven
                 raise LoraportError("REVISION_NOT_ACTIVE")
+            if forgotten != self._forgotten:  # checked by a root that is no more
+                return await self.standing(revision_id, tenant)
             known = self._checked[revision_id] = (item, standing)
         return known[1]
 
@@ -115,6 +118,7 @@ class RegistryClient:
     def forget(self) -> None:
         """Drops what was checked by another trust root; it is checked again when it is asked for."""
         self._checked.clear()
+        self._forgotten += 1
 
     def _gone(self, items: list[RevisionItem]) -> None:
         for item in items:
