@@ -15,13 +15,13 @@ constexpr int kWide = 8;    // floats of a vector; compilers split it where the 
 constexpr int kBlock = 4;   // rows that share a load of a rank row
 constexpr int kTriple = 3;  // rank rows that share a load of a row: 4 x 3 sums fill the vector registers
 constexpr int kShare = 4 * kTriple;  // rank rows that a thread takes at a time where an adapter has few rows
-constexpr int kAlong = 2;   // rows of an adapter up to which rank rows are best read along, and not copied
-constexpr int kMany = 12;   // rows of an adapter from which arithmetic counts for more than reading its rank rows
+constexpr int kAlong = 4;   // rows of an adapter up to which rank rows are best read along, and not copied
+constexpr int kMany = 8;    // rows of an adapter from which arithmetic counts for more than reading its rank rows
 constexpr int kPart = 3;    // of a thread's share of all rank rows: an adapter up to that is one thread's alone
 constexpr int kTile = 48;   // rows that a thread takes at a time then: with 1,536 columns they are 288 KiB
 constexpr int kPiece = 2 * kWide;  // columns of an expand that are kept in registers
 constexpr int kSlab = 8 * kPiece;  // columns of B that are copied at a time: of 64 rank rows 32 KiB
-constexpr int kLong = 96 * kWide;  // columns of B that are read along at a time: of two rows 6 KiB of y stay at hand
+constexpr int kLong = 96 * kWide;  // columns of B that are read along at a time: of four rows 12 KiB of y stay at hand
 typedef float Floats __attribute__((vector_size(4 * kWide)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWide)));
 typedef uint32_t Bits __attribute__((vector_size(4 * kWide)));
@@ -333,20 +333,27 @@ void along(const float* const* b, const float* by, int64_t apart, float* const* 
   }
 }
 
-template <int kRows>
+// Two rows by four rank rows: their eight factors stay in registers.
 void along_rows(const Pool& pool, float* y, const Own& mine, const float* shrunk, Part columns) {
-  float* to[kRows];
-  for (int r = 0; r < kRows; ++r) to[r] = y + mine.rows[r] * pool.out + columns.from;
   const int64_t width = columns.to - columns.from;
   for (int64_t k = 0, some; k < mine.own; k += some) {
     some = std::min<int64_t>(mine.own - k, kBlock);
     const float* b[kBlock];
     for (int64_t i = 0; i < some; ++i) b[i] = pool.b + mine.ranks[k + i] * pool.out + columns.from;
-    switch (some) {
-      case 1: along<kRows, 1>(b, shrunk + k, mine.own, to, width); break;
-      case 2: along<kRows, 2>(b, shrunk + k, mine.own, to, width); break;
-      case 3: along<kRows, 3>(b, shrunk + k, mine.own, to, width); break;
-      default: along<kRows, 4>(b, shrunk + k, mine.own, to, width);
+    for (int64_t r = 0; r < mine.count; r += 2) {
+      const bool two = r + 1 < mine.count;
+      float* to[2] = {y + mine.rows[r] * pool.out + columns.from, two ? y + mine.rows[r + 1] * pool.out + columns.from : nullptr};
+      const float* by = shrunk + r * mine.own + k;
+      switch (some + (two ? 4 : 0)) {
+        case 1: along<1, 1>(b, by, mine.own, to, width); break;
+        case 2: along<1, 2>(b, by, mine.own, to, width); break;
+        case 3: along<1, 3>(b, by, mine.own, to, width); break;
+        case 4: along<1, 4>(b, by, mine.own, to, width); break;
+        case 5: along<2, 1>(b, by, mine.own, to, width); break;
+        case 6: along<2, 2>(b, by, mine.own, to, width); break;
+        case 7: along<2, 3>(b, by, mine.own, to, width); break;
+        default: along<2, 4>(b, by, mine.own, to, width);
+      }
     }
   }
 }
@@ -357,8 +364,7 @@ inline int64_t columns_of(int64_t rows) { return rows <= kAlong ? kLong : kSlab;
 // Up to columns_of(mine.count) columns of all rows. `slab` is scratch of own * kSlab numbers.
 void expand(const Pool& pool, float* y, const Own& mine, const float* shrunk, Part columns, float* slab) {
   const int64_t from = columns.from, width = columns.to - from;
-  if (mine.count == 1) return along_rows<1>(pool, y, mine, shrunk, columns);
-  if (mine.count <= kAlong) return along_rows<2>(pool, y, mine, shrunk, columns);
+  if (mine.count <= kAlong) return along_rows(pool, y, mine, shrunk, columns);
   // Copied, piece by piece: rank rows may lie a power of two apart and would put one another out of the cache.
   for (int64_t rank = 0; rank < mine.own; ++rank) {
     const float* row = pool.b + mine.ranks[rank] * pool.out + from;
