@@ -196,6 +196,10 @@ def _details(status: status_pb2.Status) -> dict[str, Any]:
     return fields
 
 
+# What gRPC says where this side has ended the call.
+_CANCELLED_HERE = ("Locally cancelled", "Cancelled upon garbage collection", "Channel closed", "Channel deallocated")
+
+
 def _without_details(
     kind: type[LoraportError], code: grpc.StatusCode, error: grpc.RpcError, endpoint: str, request_id: str
 ) -> LoraportError:
@@ -210,6 +214,9 @@ def _without_details(
             return DeadlineExceededError(
                 f"no answer from {endpoint} within the timeout", reason="TIMEOUT", request_id=request_id
             )
+        case grpc.StatusCode.CANCELLED if not any(sign in text for sign in _CANCELLED_HERE):
+            # A server that stops drops what has reached it and nobody has looked at.
+            return UnavailableError(f"{endpoint} dropped the call", reason="UNREACHABLE", request_id=request_id)
         case grpc.StatusCode.CANCELLED:
             return CancelledError("the call was cancelled", reason="CANCELLED", request_id=request_id)
         case _:

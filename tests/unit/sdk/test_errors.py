@@ -70,7 +70,14 @@ def test_details_arrive() -> None:
             errors.DeadlineExceededError,
             "TIMEOUT: no answer from 127.0.0.1:1 within the timeout",
         ),
-        (grpc.StatusCode.CANCELLED, "", errors.CancelledError, "CANCELLED: the call was cancelled"),
+        (grpc.StatusCode.CANCELLED, "Channel closed!", errors.CancelledError, "CANCELLED: the call was cancelled"),
+        (
+            grpc.StatusCode.CANCELLED,
+            "Locally cancelled by application!",
+            errors.CancelledError,
+            "CANCELLED: the call was cancelled",
+        ),
+        (grpc.StatusCode.CANCELLED, "CANCELLED", errors.UnavailableError, "UNREACHABLE: 127.0.0.1:1 dropped the call"),
         (grpc.StatusCode.UNKNOWN, "a\nb", errors.InternalError, "UNKNOWN: a b"),
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
