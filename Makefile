@@ -57,7 +57,7 @@ bench-cold-load: setup ## measure cold loads into host memory and its hand-over
 bench-refusals: setup ## measure what refusing malformed bundles costs in time and memory
 	@$(BIN)/python -m bench.refusals
 
-bench-serving: setup ## measure tokens per second, latency and memory beside transformers and PEFT (about 6 minutes)
+bench-serving: setup ## measure tokens per second, latency and memory beside transformers and PEFT (about 18 minutes)
 	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=30000 $(BIN)/python -m bench.serving $(ARGS)
 
 bench-registry: setup ## measure a registry of 100,000 revisions: resolve, list, register, catalog watch

@@ -252,7 +252,7 @@ class _Spread:
 
 def admissions() -> Iterator[Figure]:
     """What one admission costs, with 20,000 requests of so many tenants in the queue."""
-    spot = Placed("e0", False, 0, "")
+    spot = Placed("e0", False, 0, 0, "")
     costs = {}
     for tenants in (100, 1000, 10_000):
         best = float("inf")

@@ -1,9 +1,11 @@
 """Tokens per second of the engine beside transformers, PEFT and vLLM: `make bench-serving`.
 
 One run, one machine, one thread count, one dtype. Prompts are random tokens, adapters random numbers on all linears
-of the layers; what they say does not matter, what they cost does. Our cases take turns, so that a machine that gets
-slower does so for all of them; figures are medians. Our own cases run with the compiled step where there is a compiler,
-as an executor does. Exits 0 unless something cannot be measured.
+of the layers; what they say does not matter, what they cost does. Our cases take turns, each time in another order, and
+a ratio is the median of the ratios within a turn, so that a machine that gets slower does so for all of them; what was
+timed of our own cases while the host took CPU time away is timed again (`bench.host`), not so a step's parts nor what
+the peers did. Our own cases run with the compiled step where there is a compiler, as an executor does. Exits 0 unless
+something cannot be measured.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import structlog
 import torch
 
 from bench.figures import RESULTS, Figure, report
+from bench.host import Quiet
 from bench.serving_ceilings import Breakdown, ceiling, measure_machine
 from bench.serving_engine import EngineBench
 from bench.serving_load import churn, cold_load, memory_per_rank, poisson
@@ -32,7 +36,10 @@ from loraport.dev.layout import Layout
 
 ROWS, PROMPT, NEW = 32, 64, 64
 LONG_ROWS, LONG_PROMPT = 8, 512
+POISSON_ROUNDS = 3
 ODD_RANKS = (1, 3, 5, 12, 63)
+# Seconds for measuring again, all in all, and the share of the CPU time that the host may take beside what counts.
+SPARE_S, MOST_STOLEN = 400.0, 0.02
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -42,6 +49,7 @@ class Serving:
     def __init__(self, base: Path, dtype: str, *, threads: int, rounds: int, peer_s: float) -> None:
         self.base, self.dtype, self.threads, self.rounds, self.peer_s = base, dtype, threads, rounds, peer_s
         self.started = time.monotonic()
+        self.quiet = Quiet(spare_s=SPARE_S, most=MOST_STOLEN)
         self.figures: list[Figure] = []
         self.facts: dict[str, Any] = {}
         self.eager = self.eager_base()
@@ -83,13 +91,15 @@ class Serving:
         self.prefill()
         self.where_time_goes()
         self.arrivals(rates["4 adapters"])
+        self.fact("CPU time that the host took", self.quiet.said())
         self.memory(pages)
         self.peers(rates)
 
     def eager_base(self) -> float:
         """Tokens per second of 32 requests to the base without the compiled step."""
         engine = EngineBench(self.base, self.dtype, threads=self.threads, compiled="off")
-        taken = [engine.batch([None] * ROWS, prompt=PROMPT, new=NEW, seed=turn)[0] for turn in range(self.rounds)]
+        once = partial(engine.batch, [None] * ROWS, prompt=PROMPT, new=NEW)
+        taken = [self.quiet.measure(partial(once, seed=turn))[0] for turn in range(self.rounds)]
         return ROWS * NEW / statistics.median(taken)
 
     def closed_loop(self) -> dict[str, float]:
@@ -97,9 +107,11 @@ class Serving:
         taken: dict[str, list[float]] = {name: [] for name in self.cases}
         step_ms: dict[str, list[float]] = {name: [] for name in self.cases}
         paths = {}
+        names = list(self.cases)
         for turn in range(self.rounds):
-            for name, owners in self.cases.items():
-                seconds, streams = self.engine.batch(owners, prompt=PROMPT, new=NEW, seed=turn)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                once = partial(self.engine.batch, self.cases[name], prompt=PROMPT, new=NEW, seed=turn)
+                seconds, streams = self.quiet.measure(once)
                 taken[name].append(seconds)
                 step_ms[name].append(statistics.median(gap for stream in streams for gap in stream.gaps))
                 paths[name] = streams[-1].path
@@ -114,26 +126,27 @@ class Serving:
                 f"{least.arithmetic_ms:.1f} ms; {rates[name]:.0f} tokens/s with prefill; {paths[name]}",
             )
         for name, target in (("1 adapter", 0.92), ("4 adapters", 0.75), ("16 adapters", 0.50)):
-            self.figure(f"{name} / own base", rates[name] / rates["base"], 1.0, target, "x")
+            self.figure(f"{name} / own base", _ratio(taken["base"], taken[name]), 1.0, target, "x")
         return rates
 
     def single(self) -> None:
         """One stream of the base, decode and prefill, and the same of transformers (measured with the peers)."""
-        self._single = statistics.median(
-            self.engine.batch([None], prompt=PROMPT, new=NEW, seed=turn)[0] for turn in range(self.rounds)
-        )
+        once = partial(self.engine.batch, [None], prompt=PROMPT, new=NEW)
+        taken = [self.quiet.measure(partial(once, seed=turn))[0] for turn in range(self.rounds)]
+        self._single = statistics.median(taken)
 
     def prefill(self) -> None:
         """8 prompts of 512 tokens, one token each: nothing but prefill."""
         owners = [adapter.name for adapter in self.adapters[:4]] * 2
         taken: dict[bool, list[float]] = {False: [], True: []}
         for turn in range(self.rounds):
-            for adapted in (False, True):
+            for adapted in (False, True) if turn % 2 else (True, False):
                 some: Sequence[str | None] = owners if adapted else [None] * LONG_ROWS
-                taken[adapted].append(self.engine.batch(some, prompt=LONG_PROMPT, new=1, seed=turn)[0])
+                once = partial(self.engine.batch, some, prompt=LONG_PROMPT, new=1, seed=turn)
+                taken[adapted].append(self.quiet.measure(once)[0])
         base, four = (LONG_ROWS * LONG_PROMPT / statistics.median(taken[kind]) for kind in (False, True))
         self.fact("prefill", f"base {base:.0f} tokens/s, 4 adapters {four:.0f} tokens/s")
-        self.figure("prefill 4 adapters / own base", four / base, 1.0, 0.85, "x")
+        self.figure("prefill 4 adapters / own base", _ratio(taken[False], taken[True]), 1.0, 0.85, "x")
 
     def where_time_goes(self) -> None:
         """Parts of a decode step, base and 16 adapters, and what is spent outside the forward pass."""
@@ -156,13 +169,21 @@ class Serving:
     def arrivals(self, saturated: float) -> None:
         """Poisson arrivals, then a cold load beside running streams."""
         owners = [None, *[adapter.name for adapter in self.adapters[:4]]]
-        median, p99, count = poisson(self.engine, owners, rate=0.7 * saturated / NEW, prompt=PROMPT, new=NEW)
+        rate = 0.7 * saturated / NEW
+        runs = [
+            self.quiet.measure(partial(poisson, self.engine, owners, rate=rate, prompt=PROMPT, new=NEW, seed=turn))
+            for turn in range(POISSON_ROUNDS)
+        ]
+        count, median = sum(run.requests for run in runs), statistics.median(run.median for run in runs)
         self.fact("poisson", f"{count} requests at 70 % of {saturated:.0f} tokens/s, base and 4 adapters mixed")
-        self.figure("poisson p99 / median gap", p99 / median, median, 3.0, "x", at_most=True)
+        spread = statistics.median(run.p99 / run.median for run in runs)
+        self.figure("poisson p99 / median gap", spread, median, 3.0, "x", at_most=True)
         extra = make_adapter(self.engine.decoder.groups, 99, 64, torch.bfloat16)
-        quiet, loud = cold_load(self.engine, extra, rounds=self.rounds)
+        pairs = [self.quiet.measure(partial(cold_load, self.engine, extra, seed=turn)) for turn in range(self.rounds)]
+        quiet, loud = (statistics.median(kind) for kind in zip(*pairs, strict=True))
         self.fact("cold load", f"p99 gap of 8 streams {quiet:.1f} ms without, {loud:.1f} ms with a load of rank 64")
-        self.figure("cold load p99 / without", loud / quiet, 1.0, 1.2, "x", at_most=True)
+        grown = statistics.median(loud / quiet for quiet, loud in pairs)
+        self.figure("cold load p99 / without", grown, 1.0, 1.2, "x", at_most=True)
 
     def memory(self, pages: float) -> None:
         """What adapters cost, and whether loading and evicting leaks."""
@@ -191,6 +212,11 @@ class Serving:
         self.figure("single stream / transformers", one.seconds / self._single, NEW / one.seconds, 1.2, "x")
 
 
+def _ratio(base: Sequence[float], other: Sequence[float]) -> float:
+    """Returns how fast the other was, the base being 1: the median over turns, of the seconds of both in each."""
+    return statistics.median(own / its for own, its in zip(base, other, strict=True))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure serving: throughput, latency, memory; peers beside it.")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
@@ -199,7 +225,7 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path, default=Path(".loraport"), help="where the local stack keeps its base")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=3, help="runs per figure, at least 3")
+    parser.add_argument("--rounds", type=int, default=5, help="runs per figure, at least 3")
     parser.add_argument("--peer-seconds", type=float, default=45.0, help="time for each measurement of a peer")
     parser.add_argument("--peers", type=Path, metavar="ENV", help="a virtual environment with vLLM's CPU build")
     parser.add_argument("--out", type=Path, help="where the JSON goes")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,11 +28,19 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+class Arrivals(NamedTuple):
+    """Gaps between tokens, in ms, of so many requests."""
+
+    median: float
+    p99: float
+    requests: int
+
+
 def poisson(
-    bench: EngineBench, owners: Sequence[str | None], *, rate: float, prompt: int, new: int
-) -> tuple[float, float, int]:
-    """Let requests arrive at `rate` per second; return median and p99 of the gaps between tokens, and the requests."""
-    numbers = random.Random(11)  # noqa: S311 - made-up arrivals
+    bench: EngineBench, owners: Sequence[str | None], *, rate: float, prompt: int, new: int, seed: int
+) -> Arrivals:
+    """Let requests arrive at `rate` per second for a while, and be answered."""
+    numbers = random.Random(seed)  # noqa: S311 - made-up arrivals
     due, now = [], 0.0
     while (now := now + numbers.expovariate(rate)) < POISSON_S:
         due.append(now)
@@ -46,16 +55,12 @@ def poisson(
         if not bench.engine.step() and len(streams) < len(due):
             time.sleep(max(0.0, min(0.002, due[len(streams)] - (time.perf_counter() - started))))
     gaps = [gap for stream in streams for gap in stream.gaps]
-    return statistics.median(gaps), percentile(gaps, 0.99), len(streams)
+    return Arrivals(statistics.median(gaps), percentile(gaps, 0.99), len(streams))
 
 
-def cold_load(bench: EngineBench, adapter: Adapter, *, rounds: int) -> tuple[float, float]:
-    """Return the p99 gap, in ms, of 8 streams without and with a load of `adapter` in their middle; medians."""
-    found: dict[bool, list[float]] = {False: [], True: []}
-    for turn in range(rounds):
-        for loading in (False, True):
-            found[loading].append(_streams(bench, adapter if loading else None, turn))
-    return statistics.median(found[False]), statistics.median(found[True])
+def cold_load(bench: EngineBench, adapter: Adapter, *, seed: int) -> tuple[float, float]:
+    """Return the p99 gap, in ms, of 8 streams without and with a load of `adapter` in their middle."""
+    return _streams(bench, None, seed), _streams(bench, adapter, seed)
 
 
 def _streams(bench: EngineBench, adapter: Adapter | None, seed: int) -> float:

@@ -26,6 +26,7 @@ TYPED = (
     "services/loader/fetch",
     "services/loader/host_tier.py",
     "services/loader/quota.py",
+    "services/loader/shares.py",
     "services/loader/stages.py",
     "services/router",
     "services/executor/adapter_pool.py",

@@ -124,6 +124,8 @@ class FakeRegistry(AdapterServiceServicer, BaseModelServiceServicer, CatalogServ
         self._loader_keys = {loader_key.key_id: loader_key.public_pem}
         self._changed = asyncio.Condition()
         self.log = FakeLog(key)
+        # How many of the log's restrictions the catalog tells; None for all.
+        self.withheld: int | None = None
         self.checkpoint: Callable[[], bytes] = lambda: self.log.checkpoint(self.epoch)
 
     def register(self, *, seed: int = 0, tenant: str = "acme", adapter: str = "pirate", **session: Any) -> Bundle:
@@ -184,7 +186,8 @@ class FakeRegistry(AdapterServiceServicer, BaseModelServiceServicer, CatalogServ
             self._changed.notify_all()
 
     def _items(self) -> list[catalog.CatalogItem]:
-        items = [
+        items = self.log.told()[: self.withheld]
+        items += [
             catalog.CatalogItem(base_model=catalog.CatalogBaseModel(base_model="small", base_id=base_id(self.base)))
         ]
         for revision in self.revisions.values():

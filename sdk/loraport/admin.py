@@ -44,10 +44,8 @@ from loraport.types.v1 import types_pb2
 TIMEOUT_S = 30.0
 # How long an alias that is moved at once waits for the executors.
 QUORUM_S = 60.0
-# Uploading and verifying the largest admitted bundle takes a while on a slow disk.
-UPLOAD_TIMEOUT_S = 600.0
-# The loader gives up on a source that is slower than 256 KiB/s long before.
-IMPORT_TIMEOUT_S = 7200.0
+# The loader gives up on a client or a source that is slower than 256 KiB/s long before.
+TRANSFER_TIMEOUT_S = 7200.0
 PAGE_SIZE = 500
 MAX_SPEC_BYTES = 16 << 20
 _OPTIONS = (
@@ -282,14 +280,14 @@ class AdminClient:
 
     def upload(self, parts: Iterator[loader_pb.UploadRequest]) -> loader_pb.UploadResponse:
         """Sends a bundle in pieces, the session first, and returns what verification found."""
-        return self._loader.call(self._uploads.Upload, parts, timeout_s=UPLOAD_TIMEOUT_S)
+        return self._loader.call(self._uploads.Upload, parts, timeout_s=TRANSFER_TIMEOUT_S)
 
     def import_bundle(
         self, request: loader_pb.ImportRequest, *, observe: Callable[[types_pb2.StageReport], None] | None = None
     ) -> loader_pb.UploadResponse:
         """Has the loader fetch a bundle and returns what verification found; `observe` hears of every stage."""
         result = loader_pb.UploadResponse()
-        for event in self._loader.stream(self._uploads.Import, request, timeout_s=IMPORT_TIMEOUT_S):
+        for event in self._loader.stream(self._uploads.Import, request, timeout_s=TRANSFER_TIMEOUT_S):
             if event.WhichOneof("event") == "result":
                 result = event.result
             elif observe is not None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "unknown"]
+# Why a router sends an executor nothing that drains by its own word: an operator told it, or its process ends.
+DRAINING = "is DRAINING"
 
 
 @dataclass(frozen=True, slots=True)

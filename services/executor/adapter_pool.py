@@ -156,13 +156,7 @@ class AdapterPool:
                 RefusalReason.ADAPTER_TOO_LARGE, f"its embedding takes {beside} B of {self.beside_bytes} for all"
             )
         if len(self._clean) < need or sum(self._beside.values()) + beside > self.beside_bytes:
-            self._make_room(
-                need - len(self._clean) - len(self._dirty),
-                revision_id,
-                tenant=tenant,
-                pages=need,
-                beside=beside - self.beside_bytes + sum(r.beside for r in self._residents.values()),
-            )
+            self._make_room(revision_id, tenant=tenant, pages=need, beside=beside)
             return None
         self._clean.sort()
         pages = _pick_run(self._clean, need)
@@ -176,28 +170,30 @@ class AdapterPool:
         self._evicted_at.pop(revision_id, None)
         return pages
 
-    def _make_room(self, need: int, revision_id: str, *, tenant: str, pages: int, beside: int) -> None:
-        """Evict for `need` of the `pages` that a newcomer of `tenant` takes and `beside` bytes, the least worth first.
+    def _make_room(self, revision_id: str, *, tenant: str, pages: int, beside: int) -> None:
+        """Evict for what is missing of the `pages` and the bytes `beside` them of a newcomer, the least worth first.
 
         Looks at every resident once: it is called again and again while a newcomer waits.
         """
-        stay = self.kept()
+        need = pages - len(self._clean) - len(self._dirty)
+        over = beside + sum(r.beside for r in self._residents.values()) - self.beside_bytes
+        if max(need, over) <= 0:
+            return
+        stay = self.kept() | {key for key, r in self._residents.items() if r.pinned}
         idle = [
-            key
-            for key, r in self._residents.items()
-            if r.state is Berth.READY and not r.leases and not r.pinned and key not in stay
+            key for key, r in self._residents.items() if r.state is Berth.READY and not r.leases and key not in stay
         ]
-        if max(need, beside) <= 0 or sum(len(self._residents[key].pages) for key in idle) < need:
-            return  # Evicting would cost residents and still not make room: wait for leases instead.
         held = {key: Holding(r.tenant, len(r.pages), r.used_at) for key, r in self._residents.items()}
         offer = self._shares.offer(
-            idle, held, newcomer=tenant, need=pages, page_count=self.page_count, returns=self._returns(revision_id)
-        )
-        if sum(self._residents[key].beside for key in offer.may_go) < beside:
-            return
+            idle, held, newcomer=tenant, need=pages, page_count=self.page_count, returns=self._returns(revision_id),
+            kept=stay,
+        )  # fmt: skip
+        going = [self._residents[key] for key in offer.may_go]
+        if sum(len(r.pages) for r in going) < need or sum(r.beside for r in going) < over:
+            return  # Evicting would cost residents and still not make room: wait for leases instead.
         heap = [self._standing(key, offer) for key in offer.may_go]
         heapify(heap)
-        while need > 0 or beside > 0:
+        while need > 0 or over > 0:
             least = heappop(heap)
             key = least[-1]
             now = self._standing(key, offer)
@@ -208,7 +204,7 @@ class AdapterPool:
                 continue  # It would go for nothing.
             offer.gone(key)
             need -= len(self._residents[key].pages)
-            beside -= self._residents[key].beside
+            over -= self._residents[key].beside
             self._evict(key)
 
     def _evict(self, key: str) -> None:

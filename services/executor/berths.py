@@ -28,13 +28,14 @@ from services.shared import metrics, telemetry, tracing
 from services.shared.catalog import RevisionItem
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
+from services.shared.futures import fault_of, result_of
 from services.shared.statements import Record
 
 log = structlog.get_logger()
 
 _T = TypeVar("_T")
 
-MAX_STORIES = 4096
+MAX_REMEMBERED = 4096
 # Staged revisions in this process's memory, for each load at a time: those that wait for room hold up no others.
 STAGED = 4
 # The same bytes on the same device are refused for the same reason.
@@ -195,7 +196,7 @@ class Berths:
         """The load's task: ends with every waiter answered."""
         revision_id = load.revision_id
         try:
-            lease = await self._bring(revision_id, load)
+            lease = await self._bring(load)
         except Refused as error:
             if error.reason in _FOR_EVER:
                 _remember(self._never, revision_id, error)
@@ -209,27 +210,28 @@ class Berths:
             log.error("a load failed unexpectedly", revision_id=revision_id, exc_info=error)
             self._settle(load, LoraportError("INTERNAL", "the load failed"))
         else:
-            self._settle(load, None, revision_id)
+            self._settle(load)
             lease.release()
         finally:
             _remember(self._stories, revision_id, tuple(load.stages))
             if self._loads.get(revision_id) is load:
                 del self._loads[revision_id]
 
-    def _settle(self, load: _Load, error: LoraportError | None, revision_id: str = "") -> None:
+    def _settle(self, load: _Load, error: LoraportError | None = None) -> None:
+        """Answer every waiter: with the error, or else with a lease of its own."""
         waiters, load.waiters = load.waiters, []
         for waiter in waiters:
             if waiter.done():
                 continue
-            lease = self._device.engine.acquire(revision_id) if error is None else None
+            lease = self._device.engine.acquire(load.revision_id) if error is None else None
             if lease is not None:
                 waiter.set_result(lease)
             else:
                 waiter.set_exception(error or LoraportError("REVISION_NOT_ACTIVE"))
         load.changed.set()
 
-    async def _bring(self, revision_id: str, load: _Load) -> Lease:
-        started = self._clock.monotonic()
+    async def _bring(self, load: _Load) -> Lease:
+        revision_id, started = load.revision_id, self._clock.monotonic()
         never = self._never.get(revision_id)
         if never is not None:
             raise Refused(never.reason, never.detail)
@@ -282,29 +284,23 @@ async def _to_the_end(work: Callable[[], Staged]) -> Staged:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait({running})
-        if not running.cancelled():
-            running.exception()  # nobody else looks at it
+        fault_of(running)  # nobody else looks at it
         raise
 
 
 def _remember(known: dict[str, _T], revision_id: str, value: _T) -> None:
-    if len(known) >= MAX_STORIES:
+    if len(known) >= MAX_REMEMBERED:
         known.clear()
     known[revision_id] = value
 
 
-def _give_back(waiter: asyncio.Future[Lease]) -> None:
+def _give_back(waiter: asyncio.Future[Lease] | Future[Lease]) -> None:
     """Release the lease that a waiter was given, if it was."""
-    if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-        waiter.result().release()
+    if (lease := result_of(waiter)) is not None:
+        lease.release()
 
 
 def _abandon(answer: Future[Lease]) -> None:
     """Nobody waits for this lease: stop the wait, or give the lease back when it comes."""
     answer.cancel()
-
-    def give_back(done: Future[Lease]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            done.result().release()
-
-    answer.add_done_callback(give_back)
+    answer.add_done_callback(_give_back)

@@ -135,9 +135,10 @@ class Shares:
 
     The floor: each active tenant keeps its last used revision, as long as those together take no more than half of the
     pool; with more tenants than that, nobody has a floor. Where the newcomer would not fit beside them and what cannot
-    go at all (leased, loading, kept by rollouts), floors give way, the longest unused first, until it does. The cap:
-    what a tenant holds is worth less while that is more than its part and a quarter of the pool, and goes first when
-    the newcomer was evicted a moment ago. Who needs the room counts as holding it.
+    go at all (leased, loading, kept by rollouts), floors give way, the longest unused first, until it does; a tenant
+    that would hold more than its part and a quarter of the pool waits for what is leased or loading instead. The cap:
+    what a tenant holds is worth less while that is more than this, and goes first when the newcomer was evicted a
+    moment ago. Who needs the room counts as holding it.
     """
 
     def __init__(self, *, active_s: float = 60.0) -> None:
@@ -154,23 +155,24 @@ class Shares:
 
     def offer(
         self, idle: Collection[str], held: Mapping[str, Holding], *, newcomer: str, need: int, page_count: int,
-        returns: bool,
+        returns: bool, kept: Collection[str] = (),
     ) -> Offer:  # fmt: skip
-        """Return which of the idle revisions may go for `need` pages of `newcomer`: enough, if all are. `returns`
-        says that the newcomer's revision was evicted a moment ago."""
+        """Return which of the idle revisions may go for `need` pages of `newcomer`: enough, if all are and it is within
+        its part. `returns` says that the newcomer's revision was evicted a moment ago; rollouts keep `kept`."""
         active = {*self._seen, newcomer}
         floors = self._floors(held, active, newcomer=newcomer)
         if sum(held[key].pages for key in floors) > page_count // 2:
             floors = set()
-        may_go = frozenset(idle)
-        room = page_count - need - sum(holding.pages for key, holding in held.items() if key not in may_go)
-        kept = _newest(floors & may_go, held, room=room)
         most = page_count / len(active) + page_count // SPARE
         pages: dict[str, int] = {newcomer: need}
         for holding in held.values():
             pages[holding.tenant] = pages.get(holding.tenant, 0) + holding.pages
+        may_go = frozenset(idle)
+        stays = held.keys() - may_go if pages[newcomer] <= most else kept
+        room = page_count - need - sum(held[key].pages for key in stays)
+        safe = _newest(floors & may_go, held, room=room)
         less = 0.0 if returns and pages[newcomer] <= most else 1.0 / DISCOUNT
-        return Offer([key for key in idle if key not in kept], held, pages=pages, most=most, less=less)
+        return Offer([key for key in idle if key not in safe], held, pages=pages, most=most, less=less)
 
     @staticmethod
     def _floors(held: Mapping[str, Holding], tenants: Collection[str], *, newcomer: str) -> set[str]:

@@ -42,12 +42,16 @@ class RegistryClient:
         self._proofs = RecordProofs(LogClient(channel), keeper)
         self._trusted = trusted
         self._catalog = CatalogClient(
-            channel, artefacts_only=True, on_gone=self._gone, on_checkpoint=keeper.offer, on_root=on_root
+            channel,
+            artefacts_only=True,
+            on_gone=self._gone,
+            on_checkpoint=keeper.offer,
+            on_root=on_root,
+            floor=lambda: keeper.floor,
         )
         self._on_gone = on_gone
         # An item is replaced, never changed, so what was checked for this very item holds for it.
         self._checked: dict[str, tuple[RevisionItem, Standing]] = {}
-        self._forgotten = 0
 
     def start(self) -> None:
         """Begins to follow the catalog, in the running event loop."""
@@ -68,7 +72,7 @@ class RegistryClient:
         await self._catalog.changed(timeout_s)
 
     async def require_fresh(self) -> None:
-        await self._keeper.require_fresh(lambda: self._catalog.view.epoch)
+        await self._keeper.require_fresh(lambda: self._catalog.view)
 
     def seen(self) -> Seen | None:
         return self._keeper.seen
@@ -94,11 +98,11 @@ class RegistryClient:
             raise LoraportError("REVISION_NOT_ACTIVE")
         known = self._checked.get(revision_id)
         if known is None or known[0] is not item:
-            standing, forgotten = self._check(item), self._forgotten
+            standing, checked = self._check(item), self._checked
             await self._proofs.require_logged(item)
             if not self._active(revision_id):  # revoked while it was being proven
                 raise LoraportError("REVISION_NOT_ACTIVE")
-            if forgotten != self._forgotten:  # checked by a root that is no more
+            if checked is not self._checked:  # checked by a root that is no more
                 return await self.standing(revision_id, tenant)
             known = self._checked[revision_id] = (item, standing)
         return known[1]
@@ -117,8 +121,7 @@ class RegistryClient:
 
     def forget(self) -> None:
         """Drops what was checked by another trust root; it is checked again when it is asked for."""
-        self._checked.clear()
-        self._forgotten += 1
+        self._checked = {}
 
     def _gone(self, items: list[RevisionItem]) -> None:
         for item in items:

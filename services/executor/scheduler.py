@@ -72,10 +72,6 @@ class Scheduler:
         return len(self._running)
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def idle(self) -> bool:
         """No request is known; nothing to plan."""
         return not self._by_id

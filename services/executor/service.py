@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
@@ -86,7 +87,9 @@ class ExecutorService:
         config = self._config
         key, certificate = config.tls.read()
         self.port = self._server.listen(config.listen, key=key, certificate=certificate, clients=True)
-        device, base = await asyncio.to_thread(self._open)
+        # In a thread that ends: what it computes with would stay as long as it does (kernels/threads.py).
+        with ThreadPoolExecutor(1, "loraport-open") as opener:
+            device, base = await asyncio.get_running_loop().run_in_executor(opener, self._open)
         self._device = device
         identity = Identity(
             name=config.name,

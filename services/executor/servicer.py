@@ -281,8 +281,7 @@ class ExecutorServicer(ExecutorServiceServicer):
                 )
                 for r in state.residents
             ],
-            # All that was accepted and is not in the batch, also before the device thread has looked at it.
-            queued_count=max(0, state.open_requests - state.running),
+            queued_count=state.waiting,
             running_count=state.running,
             kv_used_block_count=state.kv_total - state.kv_free - state.kv_cached,
             kv_block_count=state.kv_total,
@@ -320,17 +319,22 @@ class ExecutorServicer(ExecutorServiceServicer):
         try:
             async with asyncio.timeout(context.time_remaining() - MARGIN_S):
                 await asyncio.shield(asyncio.wrap_future(change))
-        except (TimeoutError, asyncio.CancelledError) as error:
-            # Nobody waits for it any more: it must not refuse everybody until nothing runs, and merge after all.
-            if revision_id is not None:
-                self._engine.merge(None)
-            if isinstance(error, asyncio.CancelledError):
-                raise
+        except asyncio.CancelledError:
+            self._take_back(revision_id)
+            raise
+        except TimeoutError:
+            self._take_back(revision_id)
             raise LoraportError("DEADLINE_EXCEEDED", "something still runs or holds a revision") from None
         except Refused as error:
             raise wire.refusal(error) from None
         state = self._engine.state()
         return pb.SetModeResponse(mode=state.mode, revision_id=state.merged_revision_id or "")
+
+    def _take_back(self, revision_id: str | None) -> None:
+        """Nobody waits for this merging any more: it must not refuse everybody until nothing runs, and happen after
+        all."""
+        if revision_id is not None:
+            self._engine.merge(None)
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         self._engine.drain(not request.undrain)

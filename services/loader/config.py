@@ -98,7 +98,7 @@ class LoaderConfig:
     s3_verified_bucket: str = "loraport-verified"
     # Directory for the unlinked files that uploads pass through; default: the system's temporary directory.
     spool_dir: str | None = None
-    # Host memory for sealed weights.
+    # Host memory for sealed weights, which tenants share (docs/policies.md).
     host_budget_bytes: int = 2 << 30
     # The hand-over socket and the disk tier.
     node: NodeConfig = field(default_factory=NodeConfig)

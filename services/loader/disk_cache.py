@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,11 +64,11 @@ class DiskCache:
             self._delete(digest)
         log.info("disk tier opened", files=len(self._tier.digests()), used_bytes=self._tier.used_bytes)
 
-    def open_file(self, digest: str, size_bytes: int) -> BinaryIO | None:
-        """Returns a file of exactly this size for the caller to read, hash and close; None when there is none."""
+    def open_file(self, digest: str, size_bytes: int, *, tenants: Collection[str]) -> BinaryIO | None:
+        """Returns a file of exactly this size, for tenants, to read, hash and close; None when there is none."""
         two, rest = _names(digest)
         with self._lock:
-            if digest in self._writing or not self._tier.use(digest):
+            if digest in self._writing or not self._tier.use(digest, tenants=tenants):
                 return None
         try:
             with self._folder("sha256", two) as folder:
@@ -94,10 +94,11 @@ class DiskCache:
         self.spoil(digest, "is of another kind or size")
         return None
 
-    def put(self, digest: str, size_bytes: int, pieces: Iterator[bytes]) -> bool:
-        """Keeps verified bytes, unless they are there; returns whether they were written. Failing is not an error."""
+    def put(self, digest: str, size_bytes: int, pieces: Iterator[bytes], *, tenants: Collection[str]) -> bool:
+        """Keeps verified bytes for tenants, unless they are there; returns whether they were written. Failing is not an
+        error."""
         with self._lock:
-            leaving = self._tier.admit(digest, size_bytes)
+            leaving = self._tier.admit(digest, size_bytes, tenants=tenants)
             if leaving is None:
                 return False
             self._writing[digest] = True

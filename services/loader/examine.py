@@ -57,8 +57,10 @@ def examine(
     base: BaseSpec,
     limits: Limits,
     spool_dir: str | None,
+    fetched: bool = False,
 ) -> Findings:
-    """Reads both files from quarantine and judges them.
+    """Reads both files from quarantine and judges them. Bytes that the loader `fetched` and that are not the ones that
+    were signed need not be the caller's to know: that they differ is all that is said of them.
 
     Raises:
         LoraportError: the store or the spool failed.
@@ -83,7 +85,10 @@ def examine(
     except BaseException:
         weights.close()
         raise
-    violations = [*_digest_faults(session, verdict, weights_digest), *verdict.violations]
+    others = _digest_faults(session, verdict, weights_digest, told=not fetched)
+    if fetched and others:
+        return Findings(weights, weights_digest, size, tuple(others), ())
+    violations = [*others, *verdict.violations]
     if verdict.admitted and verdict.revision_id != session.revision_id:
         violations.extend(_identity_faults(manifest, verdict, explained=bool(violations)))
     return Findings(weights, weights_digest, size, tuple(violations), verdict.warnings)
@@ -124,13 +129,18 @@ def verification_of(
     )
 
 
-def _digest_faults(session: UploadSession, verdict: Verdict, weights_digest: str) -> list[Violation]:
+def _digest_faults(session: UploadSession, verdict: Verdict, weights_digest: str, *, told: bool) -> list[Violation]:
+    """Says which files have other bytes than were signed, and if `told` which digests they have."""
     pairs = (
         (CONFIG_NAME, session.config_digest, verdict.config_digest),
         (WEIGHTS_NAME, session.weights_digest, weights_digest),
     )
     return [
-        Violation("DIGEST_MISMATCH", f"the bytes of {name} are not the signed ones: {found}, signed was {signed}", name)
+        Violation(
+            "DIGEST_MISMATCH",
+            f"the bytes of {name} are not the signed ones" + (f": {found}, signed was {signed}" if told else ""),
+            name,
+        )
         for name, signed, found in pairs
         if found != signed
     ]

@@ -1,7 +1,7 @@
-"""Who may stay in host memory: a byte budget, leases, and the least recently used that nobody holds.
+"""Who may stay in host memory: a byte budget, leases, and for room what `shares` says of what nobody holds.
 
 Pure accounting over digests; the bytes themselves are the shell's. Sizes are in bytes, times in seconds on the
-caller's monotonic clock.
+caller's monotonic clock. An entry is its tenants': those that it was loaded or leased for.
 
 Invariants (`check`):
  1. used + reserved <= budget, and used is the sum of the entries' sizes.
@@ -13,12 +13,14 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from services.loader.shares import Held, may_hold, victims
+
 # What rollouts need leaves last as long as it takes no more than one in so many of the bytes.
 LAST_PART = 2
 
 
 class TierFull(Exception):
-    """No room, even without everything that nobody holds."""
+    """No room, even without everything that may leave."""
 
 
 @dataclass(slots=True)
@@ -27,6 +29,7 @@ class Entry:
 
     digest: str
     size_bytes: int
+    tenants: frozenset[str]
     leases: set[str] = field(default_factory=set)
     doomed: bool = False
     pins: int = 0
@@ -39,11 +42,12 @@ class Entry:
 
 @dataclass(slots=True)
 class Lease:
-    """A hold of `holder` on an entry, last used at `used`."""
+    """A hold of `holder` on an entry for a tenant, last used at `used`."""
 
     lease_id: str
     digest: str
     holder: str
+    tenant: str
     used: float
 
 
@@ -54,12 +58,14 @@ class HostTier:
         self.budget_bytes = budget_bytes
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # least recently used first
         self._leases: dict[str, Lease] = {}
-        self._reserved: dict[str, int] = {}
+        self._reserved: dict[str, tuple[int, frozenset[str]]] = {}
+        self._refused: dict[str, int] = {}  # who found no room since the last `expire`, and for how much
 
     @property
     def used_bytes(self) -> int:
         """Bytes of entries and of reservations."""
-        return sum(entry.size_bytes for entry in self._entries.values()) + sum(self._reserved.values())
+        reserved = sum(size_bytes for size_bytes, _ in self._reserved.values())
+        return sum(entry.size_bytes for entry in self._entries.values()) + reserved
 
     def entries(self) -> Iterator[Entry]:
         """Yields the entries in order of digest."""
@@ -71,31 +77,56 @@ class HostTier:
         entry = self._entries.get(digest)
         return None if entry is None or entry.doomed else entry
 
-    def reserve(self, token: str, size_bytes: int, *, last: Collection[str] = ()) -> list[str]:
-        """Sets room aside under `token`; returns what had to leave for it, least recently used first, and the digests
-        in `last` only when the others are not enough: as far as they take no more than half of the budget, those that
-        were used last before the others.
+    def reserve(
+        self, token: str, size_bytes: int, *, tenants: Collection[str], last: Collection[str] = ()
+    ) -> list[str]:
+        """Sets room aside under `token` for whoever asks; returns what had to leave for it, by the rules of `shares`.
+        The digests in `last` leave after others, as far as they take no more than half of the budget, those that were
+        used last before the others.
 
         Raises:
-            TierFull: leases and other reservations leave too little room; nothing was given up.
-            ValueError: the token is in use, or the size is below 1.
+            TierFull: too little may leave; nothing was given up.
+            ValueError: the token is in use, the size is below 1, or nobody asks.
         """
-        if token in self._reserved or size_bytes < 1:
-            raise ValueError("a reservation needs a fresh token and a size of at least 1")
-        free = self.budget_bytes - self.used_bytes
-        leaving, stay = [], self._staying(last)
-        for entry in sorted(self._entries.values(), key=lambda entry: entry.digest in stay):
-            if free >= size_bytes:
-                break
-            if not entry.leases:
-                leaving.append(entry.digest)
-                free += entry.size_bytes
-        if free < size_bytes:
-            raise TierFull(f"{size_bytes} bytes are needed and {max(free, 0)} of {self.budget_bytes} can be freed")
+        if token in self._reserved or size_bytes < 1 or not tenants:
+            raise ValueError("a reservation needs a fresh token, a size of at least 1 and a tenant")
+        under_way, stay = min(map(self._under_way, tenants)), self._staying(last)
+        leaving = None
+        others = self._tenants().difference(tenants)
+        wanted = max((self._refused.get(tenant, 0) for tenant in others), default=0)
+        if not others or may_hold(size_bytes, under_way=under_way, budget_bytes=self.budget_bytes, wanted=wanted):
+            leaving = victims(
+                [
+                    Held(entry.digest, entry.size_bytes, entry.tenants, not entry.leases, entry.digest in stay)
+                    for entry in self._entries.values()
+                ],
+                size_bytes,
+                askers=frozenset(tenants),
+                budget_bytes=self.budget_bytes,
+                reserved=tuple(self._reserved.values()),
+                under_way=under_way,
+            )
+        if leaving is None:
+            if not under_way and size_bytes <= self.budget_bytes:
+                self._refused.update(dict.fromkeys(tenants, size_bytes))
+            raise TierFull(f"{size_bytes} bytes of {self.budget_bytes} are needed, beside {under_way} under way")
         for digest in leaving:
             del self._entries[digest]
-        self._reserved[token] = size_bytes
+        self._reserved[token] = (size_bytes, frozenset(tenants))
+        for tenant in tenants:
+            self._refused.pop(tenant, None)
         return leaving
+
+    def _tenants(self) -> set[str]:
+        """Returns who has something here, or found no room a moment ago."""
+        entries = (entry.tenants for entry in self._entries.values())
+        return set(self._refused).union(*entries, *(tenants for _, tenants in self._reserved.values()))
+
+    def _under_way(self, tenant: str) -> int:
+        """Returns the bytes that are set aside or held for a tenant."""
+        held = {lease.digest for lease in self._leases.values() if lease.tenant == tenant}
+        reserved = sum(size_bytes for size_bytes, tenants in self._reserved.values() if tenant in tenants)
+        return reserved + sum(self._entries[digest].size_bytes for digest in held)
 
     def _staying(self, wanted: Collection[str]) -> set[str]:
         room, stay = self.budget_bytes // LAST_PART, set()
@@ -110,18 +141,19 @@ class HostTier:
         self._reserved.pop(token, None)
 
     def commit(self, token: str, digest: str, *, now: float) -> None:
-        """Turns a reservation into an entry, held by a lease of the same name as the token.
+        """Turns a reservation into an entry, held by a pin of the same name as the token.
 
         Raises:
             ValueError: there is no such reservation, or the digest is in memory already.
         """
         if token not in self._reserved or digest in self._entries:
             raise ValueError("only a reserved digest that is not in memory can be committed")
-        self._entries[digest] = Entry(digest, self._reserved.pop(token))
-        self.lease(digest, token, holder="", now=now)
+        size_bytes, tenants = self._reserved.pop(token)
+        self._entries[digest] = Entry(digest, size_bytes, tenants)
+        self.lease(digest, token, holder="", tenant=min(tenants), now=now)
 
-    def lease(self, digest: str, lease_id: str, *, holder: str, now: float) -> None:
-        """Holds an entry. Without a holder it is a pin of the loader's own, which never expires.
+    def lease(self, digest: str, lease_id: str, *, holder: str, tenant: str, now: float) -> None:
+        """Holds an entry for a tenant. Without a holder it is a pin of the loader's own, which never expires.
 
         Raises:
             ValueError: the entry is gone or doomed, or the lease id is in use.
@@ -130,8 +162,9 @@ class HostTier:
         if entry is None or lease_id in self._leases:
             raise ValueError("a lease needs an entry and a fresh id")
         entry.leases.add(lease_id)
+        entry.tenants |= {tenant}
         entry.pins += not holder
-        self._leases[lease_id] = Lease(lease_id, digest, holder, now)
+        self._leases[lease_id] = Lease(lease_id, digest, holder, tenant, now)
         self._entries.move_to_end(digest)
 
     def use(self, lease_id: str, *, holder: str, now: float) -> Lease | None:
@@ -154,7 +187,11 @@ class HostTier:
         return self._drop_if_done(entry)
 
     def expire(self, *, now: float, idle_s: float) -> tuple[list[str], list[str]]:
-        """Releases holders' leases not used for `idle_s`; returns (lease ids, digests that left)."""
+        """Releases holders' leases not used for `idle_s`, and forgets who found no room.
+
+        Returns (lease ids, digests that left).
+        """
+        self._refused.clear()
         old = [lease.lease_id for lease in self._leases.values() if lease.holder and now - lease.used > idle_s]
         return old, [digest for lease_id in old for digest in self.release(lease_id)]
 
@@ -180,6 +217,7 @@ class HostTier:
         assert sum(len(entry.leases) for entry in self._entries.values()) == len(self._leases), "a lease counted twice"
         for lease in self._leases.values():
             assert lease.lease_id in self._entries[lease.digest].leases, "a lease on another entry"
+        assert all(entry.tenants for entry in self._entries.values()), "an entry of nobody"
         assert all(entry.leases for entry in self._entries.values() if entry.doomed), "a doomed entry nobody holds"
 
     def _drop_if_done(self, entry: Entry) -> list[str]:

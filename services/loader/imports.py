@@ -18,7 +18,7 @@ from services.loader.fetch.credentials import Credentials
 from services.loader.fetch.download import Download
 from services.loader.fetch.faults import FetchFault
 from services.loader.fetch.http import Transport
-from services.loader.fetch.sources import Reference, RemoteFile, files_of
+from services.loader.fetch.sources import HttpsReference, Reference, RemoteFile, files_of
 from services.loader.intake import Intake, Outcome
 from services.loader.receive import MAX_CONFIG_BYTES, ChunkPart, Part
 from services.loader.stages import Report
@@ -74,12 +74,14 @@ class Imports:
 
     def _parts(self, reference: Reference, session: UploadSession) -> AsyncGenerator[Part, None]:
         """Returns the parts of a bundle. Raises LoraportError (SOURCE_NOT_ALLOWED) before anything is asked."""
-        with _typed(session):
-            config, weights = files_of(reference, self._allowed)
-        return self._fetch(config, weights, session)
+        # Hosts of stores and of the hub are the operator's to know; the caller names other things there.
+        named = isinstance(reference, HttpsReference)
+        with _typed(session, named=named):
+            config, weights = files_of(reference, self._allowed, tenant=session.tenant)
+        return self._fetch(config, weights, session, named=named)
 
     async def _fetch(
-        self, config: RemoteFile, weights: RemoteFile, session: UploadSession
+        self, config: RemoteFile, weights: RemoteFile, session: UploadSession, *, named: bool
     ) -> AsyncGenerator[Part, None]:
         wanted: tuple[tuple[Literal["config", "weights"], RemoteFile, int, int | None], ...] = (
             ("config", config, MAX_CONFIG_BYTES, None),
@@ -95,7 +97,7 @@ class Imports:
                 authorities=self._credentials.authorities(file),
             )
             try:
-                with _typed(session):
+                with _typed(session, named=named):
                     while piece := await self._in_thread(download.next_piece):
                         yield ChunkPart(name, piece)
             finally:
@@ -106,8 +108,8 @@ class Imports:
 
 
 @contextlib.contextmanager
-def _typed(session: UploadSession) -> Iterator[None]:
-    """Lets faults of a source out as errors of ours."""
+def _typed(session: UploadSession, *, named: bool) -> Iterator[None]:
+    """Lets faults of a source out as errors of ours; whoever `named` the hosts is told more than the code means."""
     try:
         yield
     except FetchFault as fault:
@@ -116,7 +118,7 @@ def _typed(session: UploadSession) -> Iterator[None]:
         )
         raise LoraportError(
             fault.reason,
-            f"{fault.code}: {fault.detail}",
+            f"{fault.code}: {fault.detail if named else fault.meaning}",
             retry_after_s=RETRY_AFTER_S if fault.reason == "SOURCE_UNAVAILABLE" else None,
             metadata={"fault": fault.code},
         ) from None

@@ -2,15 +2,17 @@
 
 An upload's bytes are sent by a client, an import's are fetched; from there on they go one and the same way. Receiving
 belongs to the client's call and ends with it. Once all bytes are here the rest is the loader's own job: it goes on when
-the client hangs up, and its result is the registry's to keep. Two intakes of one revision take turns.
+the client hangs up, and its result is the registry's to keep. Two intakes of one revision take turns from their first
+byte on (`services.loader.turns`): the second one waits for the first without a place.
 """
 
 import asyncio
 import contextlib
 import io
+import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -30,19 +32,20 @@ from services.loader.receive import (
     Part,
     Received,
     first_envelope,
+    paced,
     read_session,
     receive,
 )
-from services.loader.slots import Slots
 from services.loader.stages import Act, Broke, Ended, Event, IntakeLife, IntakeState, Refused, Report
+from services.loader.turns import Turns
 from services.shared import metrics, telemetry
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
+from services.shared.futures import fault_of
 from services.shared.statements import TrustedKeys, UploadSession, seal
 
 log = structlog.get_logger()
 
-WAIT_FOR_TURN_S = 30.0
 # Pauses before a result is handed in again; after the last one the client is told, and may upload again.
 REPORT_PAUSES_S = (0.2, 1.0, 3.0)
 
@@ -79,11 +82,12 @@ class _Job:
     life: IntakeLife
     prefix: str
     observe: Observe
+    fetched: bool
+    turn: contextlib.AsyncExitStack
     quarantined: bool = False
     findings: Findings | None = None
     outcome: Outcome | None = None
     error: LoraportError | None = None
-    turn: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     @property
     def config_key(self) -> str:
@@ -105,7 +109,7 @@ class Intake:
         key: Signer,
         trusted: TrustedKeys,
         clock: Clock,
-        slots: Slots,
+        turns: Turns,
         lane: Lane,
         limits: IntakeLimits,
         quota: ByteQuota | None = None,
@@ -115,14 +119,15 @@ class Intake:
         self._key = key
         self._trusted = trusted
         self._clock = clock
-        self._slots = slots
+        self._turns = turns
         self._lane = lane
+        self._sessions = Lane("session", 1)
         self._limits = limits
         self._quota = quota or ByteQuota(0)
         # Quarantine keys begin with the loader's name and this run, so that a sweep never meets a running upload.
         self._run = f"{limits.verifier}/{uuid.uuid4().hex}"
-        self._turns = Slots(None, per_key=1)  # of revisions, and of digests
         self._jobs: set[asyncio.Task[Outcome]] = set()
+        self._closing = threading.Event()
 
     async def upload(self, parts: AsyncGenerator[Part, None]) -> Outcome:
         """Takes one upload from its session to the registry's answer.
@@ -131,8 +136,9 @@ class Intake:
             LoraportError: INVALID_REQUEST, INVALID_SESSION, UPLOAD_TOO_LARGE, OVERLOADED, QUOTA_EXCEEDED,
                 STORAGE_FULL, STORE_UNAVAILABLE, REGISTRY_UNAVAILABLE, or the registry's reason for taking no result.
         """
-        envelope = await first_envelope(parts)
-        return await self._take(envelope, lambda _: parts, lambda _: None, PATIENCE_S)
+        async with contextlib.aclosing(parts):
+            envelope = await first_envelope(parts)
+            return await self._take(envelope, lambda _: paced(parts, self._clock), patience_s=PATIENCE_S)
 
     async def fetch(
         self,
@@ -149,41 +155,41 @@ class Intake:
         Raises:
             LoraportError: as `upload`, or what the source raises.
         """
-        return await self._take(envelope, source, observe, patience_s)
+        return await self._take(envelope, source, patience_s=patience_s, observe=observe, fetched=True)
 
     async def _take(
         self,
         envelope: bytes,
         source: Callable[[UploadSession], AsyncGenerator[Part, None]],
-        observe: Observe,
+        *,
         patience_s: float,
+        observe: Observe = lambda _: None,
+        fetched: bool = False,
     ) -> Outcome:
         limits, clock = self._limits, self._clock
         started = clock.monotonic()
         session = await read_session(
-            envelope, self._trusted, now=clock.now(), max_weights_bytes=limits.max_weights_bytes
+            envelope, self._trusted, self._sessions, now=clock.now(), max_weights_bytes=limits.max_weights_bytes
         )
         parts = source(session)
-        async with contextlib.AsyncExitStack() as turn:
-            await self._wait_for_turn(turn, session.tenant)
+        async with self._turns.hold(session) as turn:
             with measured("intake", "RESOLVE", clock):
                 manifest, outcome = await self._look_up(session)
                 if outcome is not None:
                     return outcome
                 base = await self._registry.base_spec(session.base_model)
                 self._charge(session)
-            resolved = clock.monotonic()
-            observe(Report("RESOLVE", (resolved - started) * 1000, 0))
-            with measured("intake", "FETCH", clock):
-                async with contextlib.aclosing(parts):
-                    received = await receive(
-                        parts,
-                        self._lane,
-                        weights_size=session.weights_size,
-                        spool_dir=limits.spool_dir,
-                        patience_s=patience_s,
-                    )
-            observe(Report("FETCH", (clock.monotonic() - resolved) * 1000, session.weights_size))
+            # The waiting counts as well.
+            observe(Report("RESOLVE", (clock.monotonic() - started) * 1000, 0))
+            with measured("intake", "FETCH", clock) as found:
+                received = await receive(
+                    parts,
+                    self._lane,
+                    weights_size=session.weights_size,
+                    spool_dir=limits.spool_dir,
+                    patience_s=patience_s,
+                )
+            observe(Report("FETCH", found.took_ms, session.weights_size))
             job = _Job(
                 session=session,
                 manifest=manifest,
@@ -192,6 +198,7 @@ class Intake:
                 life=IntakeLife(cause=f"{session.revision_id} upload {session.upload_id:.64}"),
                 prefix=f"{self._run}/{uuid.uuid4().hex}",
                 observe=observe,
+                fetched=fetched,
                 turn=turn.pop_all(),
             )
         task = asyncio.create_task(self._complete(job))
@@ -200,32 +207,27 @@ class Intake:
         return await asyncio.shield(task)
 
     def sweep(self) -> int:
-        """Deletes what earlier runs of this loader left in quarantine; returns how many objects. Blocking.
+        """Deletes what earlier runs of this loader left in quarantine; returns how many. Blocking; ends with `close`.
 
         Raises:
             LoraportError: the store failed.
         """
-        left = [
-            key
-            for key in self._store.keys("quarantine", f"{self._limits.verifier}/")
-            if not key.startswith(f"{self._run}/")
-        ]
-        for key in left:
-            self._store.delete("quarantine", key)
-        return len(left)
+        count = 0
+        for key in self._store.keys("quarantine", f"{self._limits.verifier}/"):
+            if self._closing.is_set():
+                break
+            if not key.startswith(f"{self._run}/"):
+                self._store.delete("quarantine", key)
+                count += 1
+        return count
 
     async def close(self, timeout_s: float) -> None:
         """Lets running jobs end for a while; what they leave behind, the next run sweeps."""
+        self._closing.set()
         if self._jobs:
             await asyncio.wait(self._jobs, timeout=timeout_s)
         self._lane.close()
-
-    async def _wait_for_turn(self, turn: contextlib.AsyncExitStack, tenant: str) -> None:
-        try:
-            async with asyncio.timeout(WAIT_FOR_TURN_S):
-                await turn.enter_async_context(self._slots.hold(tenant))
-        except TimeoutError:
-            raise LoraportError("OVERLOADED", "other uploads are running", retry_after_s=5.0) from None
+        self._sessions.close()
 
     def _charge(self, session: UploadSession) -> None:
         # A config's size is not announced, so its most is charged: a byte of weights must not bring it for nothing.
@@ -258,10 +260,10 @@ class Intake:
 
     async def _complete(self, job: _Job) -> Outcome:
         """Runs the stages to the end, in the revision's turn."""
-        async with job.turn, self._turns.hold(job.session.revision_id):
+        async with job.turn:
             try:
                 _, judged = await self._look_up(job.session)
-                if judged is not None:  # by another upload, while this one waited
+                if judged is not None:  # by another loader, while this one received
                     return judged
                 acts: tuple[Act, ...] = (Act.RUN,)
                 while acts == (Act.RUN,):
@@ -279,7 +281,6 @@ class Intake:
 
     async def _stage(self, job: _Job) -> Event:
         stage = job.life.state
-        started = self._clock.monotonic()
         try:
             with measured("intake", stage, self._clock) as found:
                 match stage:
@@ -294,7 +295,7 @@ class Intake:
                     case IntakeState.PROMOTE:
                         assert job.findings is not None
                         # Equal bytes of two revisions share one object; its writers take turns.
-                        async with self._turns.hold(job.findings.weights_digest):
+                        async with self._turns.of_bytes(job.findings.weights_digest):
                             await self._lane.run(promote, self._store, job.findings)
                     case IntakeState.REPORT:
                         job.outcome = await self._report(job)
@@ -305,10 +306,9 @@ class Intake:
             job.error = LoraportError("INTERNAL")
         if job.error is not None:
             return Broke(job.error.reason)
-        elapsed_ms = (self._clock.monotonic() - started) * 1000
         if stage is IntakeState.VERIFY and job.findings is not None and not job.findings.admitted:
-            return Refused(elapsed_ms, job.findings.weights_size)
-        return Ended(elapsed_ms, job.session.weights_size)
+            return Refused(found.took_ms, job.findings.weights_size)
+        return Ended(found.took_ms, job.session.weights_size)
 
     def _quarantine(self, job: _Job) -> None:
         """Writes both files as they came."""
@@ -332,6 +332,7 @@ class Intake:
                 max_update_norm=self._limits.max_update_norm,
             ),
             spool_dir=self._limits.spool_dir,
+            fetched=job.fetched,
         )
 
     async def _report(self, job: _Job) -> Outcome:
@@ -377,6 +378,6 @@ class Intake:
 
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
         self._jobs.discard(task)
-        if not task.cancelled() and task.exception() is not None:
+        if (fault := fault_of(task)) is not None:
             # Retrieved here: the client that would have heard of it may be gone.
-            log.warning("upload failed", why=str(task.exception()))
+            log.warning("upload failed", why=str(fault))

@@ -26,20 +26,23 @@ class SpoiledCopy(Exception):
 
 @dataclass(slots=True)
 class Load:
-    """A load under way. `tier` is where its bytes came from; `spoiled` says that the disk's were wrong."""
+    """A load under way, for the tenants that asked for it so far. `begun` says that a turn of one of them runs it.
+
+    `tier` is where its bytes came from; `spoiled` says that the disk's were wrong.
+    """
 
     digest: str
     size_bytes: int
-    tenant: str
     token: str
     life: LoadLife
+    tenants: frozenset[str] = frozenset()
+    begun: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     blob: Blob | None = None
     tier: str = ""
     spoiled: bool = False
     error: LoraportError | None = None
-    task: asyncio.Task[None] | None = None
 
     def tell(self) -> None:
         """Wakes everybody who follows the load."""
@@ -61,7 +64,7 @@ def fetch(load: Load, store: ObjectStore, disk: DiskCache | None) -> None:
             LOAD_CANCELLED.
     """
     if disk is not None and not load.spoiled:
-        file = disk.open_file(load.digest, load.size_bytes)
+        file = disk.open_file(load.digest, load.size_bytes, tenants=load.tenants)
         if file is not None:
             try:
                 with file:
@@ -106,7 +109,7 @@ def seal(load: Load) -> None:
         log.warning("host bytes are not sealed", why=load.blob.unsealed_because)
 
 
-def keep(disk: DiskCache, digest: str, reader: Reader, stop: threading.Event) -> bool:
+def keep(disk: DiskCache, digest: str, tenants: frozenset[str], reader: Reader, stop: threading.Event) -> bool:
     """Writes sealed bytes to the node's disk and closes the reader; returns whether they were written."""
 
     def pieces() -> Iterator[bytes]:
@@ -114,7 +117,7 @@ def keep(disk: DiskCache, digest: str, reader: Reader, stop: threading.Event) ->
             yield piece
 
     try:
-        return disk.put(digest, reader.size_bytes, pieces())
+        return disk.put(digest, reader.size_bytes, pieces(), tenants=tenants)
     finally:
         reader.close()
 

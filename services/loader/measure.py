@@ -18,11 +18,15 @@ from services.shared.errors import LoraportError
 
 @dataclass(slots=True)
 class Stage:
-    """What the stage says of itself. `tier` is where bytes came from, STORE or DISK; empty where none did."""
+    """What the stage says of itself. `tier` is where bytes came from, STORE or DISK; empty where none did.
+
+    `took_ms` is there once the stage has ended.
+    """
 
     outcome: str = "OK"
     tier: str = ""
     size_bytes: int = 0
+    took_ms: float = 0.0
 
 
 @contextmanager
@@ -36,8 +40,9 @@ def measured(kind: Literal["load", "intake"], stage: str, clock: Clock) -> Itera
             found.outcome = _outcome(error)
             raise
         finally:
-            span.set_attributes({"outcome": found.outcome, "tier": found.tier, "size_bytes": found.size_bytes})
             took_s = clock.monotonic() - started
+            found.took_ms = took_s * 1000
+            span.set_attributes({"outcome": found.outcome, "tier": found.tier, "size_bytes": found.size_bytes})
             telemetry.observe(
                 metrics.LOADER_STAGES, took_s, kind=kind, stage=stage, outcome=found.outcome, tier=found.tier
             )

@@ -27,13 +27,16 @@ class ObjectStore(Protocol):
         """Writes an object of exactly `size_bytes`, whole or not at all; an object of that key is replaced."""
 
     def read(self, area: Area, key: str) -> Generator[bytes, None, None]:
-        """Yields an object's stored bytes, never decoded; raises ObjectMissing. Close it when done."""
+        """Yields an object's stored bytes, never decoded; raises ObjectMissing. Close it when done.
+
+        However slowly they come, it yields what is there after some seconds, or raises: who reads can leave.
+        """
 
     def delete(self, area: Area, key: str) -> None:
         """Removes an object. Idempotent."""
 
     def keys(self, area: Area, prefix: str) -> list[str]:
-        """Lists keys that begin with `prefix`. For the sweep of quarantine only."""
+        """Lists keys that begin with `prefix`, some thousands at most. For the sweep of quarantine only."""
 
 
 class ObjectMissing(Exception):

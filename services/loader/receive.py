@@ -4,23 +4,26 @@ The config stays in memory, the weights go into an unlinked file. Nothing is bel
 """
 
 import asyncio
+import contextlib
 import errno
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from loraport.bundle.digest import is_digest
+from loraport.bundle.envelope import MAX_ENVELOPE_BYTES
 from services.loader.lane import Lane
+from services.shared.clock import Clock
 from services.shared.errors import LoraportError
+from services.shared.futures import fault_of
 from services.shared.names import is_id
-from services.shared.rpc.server import run_blocking
 from services.shared.statements import StatementError, TrustedKeys, UploadSession, open_session
 
 MAX_CHUNK_BYTES = 256 << 10
 MAX_CONFIG_BYTES = 64 << 10
 # An upload holds one of few places while it is received. Trickling bytes must not keep it: a fixed time for the
-# little ones, and this rate for the rest.
+# little ones, and this rate for the rest, in all and, of a client, all the while.
 PATIENCE_S = 10.0
 MIN_BYTES_PER_S = 256 << 10
 
@@ -59,14 +62,18 @@ async def first_envelope(parts: AsyncIterator[Part]) -> bytes:
     return first.envelope
 
 
-async def read_session(envelope: bytes, trusted: TrustedKeys, *, now: float, max_weights_bytes: int) -> UploadSession:
-    """Returns the session of an envelope.
+async def read_session(
+    envelope: bytes, trusted: TrustedKeys, lane: Lane, *, now: float, max_weights_bytes: int
+) -> UploadSession:
+    """Returns the session of an envelope. Anybody may send one, so `lane` is not for what others wait for.
 
     Raises:
         LoraportError: INVALID_SESSION, or UPLOAD_TOO_LARGE when it announces too much.
     """
+    if len(envelope) > MAX_ENVELOPE_BYTES:  # none that long waits for the thread
+        raise LoraportError("INVALID_SESSION", f"the upload session has {len(envelope)} bytes")
     try:
-        session: UploadSession = await run_blocking(_open, envelope, trusted, now)
+        session = await lane.run(_open, envelope, trusted, now)
     except StatementError as error:
         raise LoraportError("INVALID_SESSION", f"the upload session is not valid: {error}") from None
     legal = is_id(session.tenant) and is_id(session.base_model) and session.weights_size >= 1
@@ -83,34 +90,66 @@ def _open(envelope: bytes, trusted: TrustedKeys, now: float) -> UploadSession:
     return open_session(envelope, trusted, now=now)
 
 
+async def paced(parts: AsyncGenerator[Part, None], clock: Clock) -> AsyncGenerator[Part, None]:
+    """Yields a client's parts while they come fast enough. Only the time spent waiting for them counts: what the loader
+    does meanwhile is not the client's.
+
+    Raises:
+        LoraportError: DEADLINE_EXCEEDED.
+    """
+    waited, came = 0.0, 0
+    async with contextlib.aclosing(parts):
+        while True:
+            asked, left = clock.monotonic(), PATIENCE_S + came / MIN_BYTES_PER_S - waited
+            try:
+                async with asyncio.timeout(left):
+                    part = await anext(parts, None)
+            except TimeoutError:
+                raise _too_slow(came, waited + left) from None
+            if part is None:
+                return
+            waited += clock.monotonic() - asked
+            came += len(part.data) if isinstance(part, ChunkPart) else 0
+            if came < (waited - PATIENCE_S) * MIN_BYTES_PER_S:
+                raise _too_slow(came, waited)
+            yield part
+
+
+def _too_slow(came: int, waited_s: float) -> LoraportError:
+    detail = f"the upload brought {came} bytes in {waited_s:.0f} s, the least is {MIN_BYTES_PER_S} a second"
+    return LoraportError("DEADLINE_EXCEEDED", detail)
+
+
 async def receive(
-    parts: AsyncIterator[Part],
+    parts: AsyncGenerator[Part, None],
     lane: Lane,
     *,
     weights_size: int,
     spool_dir: str | None,
-    patience_s: float = PATIENCE_S,
+    patience_s: float,
 ) -> Received:
-    """Takes the files in to the end, writing in threads of `lane`.
+    """Takes the files in to the end, writing in threads of `lane`. However that ends, `parts` are closed then.
 
     Raises:
         LoraportError: UPLOAD_TOO_LARGE at the first byte too many, INVALID_REQUEST when parts are out of order or
             bytes are missing at the end, STORAGE_FULL when the spool has no room, DEADLINE_EXCEEDED when the bytes
             come too slowly.
     """
-    spool = _Spool(await lane.run(open_spool, spool_dir), lane)
-    longest = patience_s + weights_size / MIN_BYTES_PER_S
-    try:
-        async with asyncio.timeout(longest):
-            config = await _take(parts, spool, weights_size)
-    except TimeoutError:
-        spool.close()
-        detail = f"the upload took more than {longest:.0f} s for {weights_size} bytes of weights"
-        raise LoraportError("DEADLINE_EXCEEDED", detail) from None
-    except BaseException:
-        spool.close()
-        raise
-    return Received(config, spool.file)
+    # Where it ends in the middle of a write, nothing else would tell the sender's side that nobody reads any more.
+    async with contextlib.aclosing(parts):
+        spool = _Spool(await lane.run(open_spool, spool_dir), lane)
+        longest = patience_s + weights_size / MIN_BYTES_PER_S
+        try:
+            async with asyncio.timeout(longest):
+                config = await _take(parts, spool, weights_size)
+        except TimeoutError:
+            spool.close()
+            detail = f"the upload took more than {longest:.0f} s for {weights_size} bytes of weights"
+            raise LoraportError("DEADLINE_EXCEEDED", detail) from None
+        except BaseException:
+            spool.close()
+            raise
+        return Received(config, spool.file)
 
 
 class _Spool:
@@ -135,8 +174,7 @@ class _Spool:
 
     def _written(self, done: asyncio.Future[None]) -> None:
         self.file.close()
-        if not done.cancelled():
-            done.exception()  # whoever waited for it has it, or has left
+        fault_of(done)  # whoever waited for it has it, or has left
 
 
 async def _take(parts: AsyncIterator[Part], spool: _Spool, weights_size: int) -> bytes:

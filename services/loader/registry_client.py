@@ -22,7 +22,7 @@ from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.inclusion import LogClient, RecordProofs
 from services.shared.names import base_model_name
-from services.shared.rpc.asking import ask
+from services.shared.rpc.asking import ask_registry
 
 log = structlog.get_logger()
 
@@ -60,6 +60,7 @@ class RegistryClient:
             on_gone=on_gone,
             on_checkpoint=self._keeper.offer,
             on_root=self._on_root,
+            floor=lambda: self._keeper.floor,
         )
         self._catalog.start()
 
@@ -89,7 +90,7 @@ class RegistryClient:
         return frozenset(view.revisions[name].weights_digest for name in names if name in view.revisions)
 
     async def require_fresh(self) -> None:
-        await self._keeper.require_fresh(lambda: self._following.view.epoch)
+        await self._keeper.require_fresh(lambda: self._following.view)
 
     def require_alive(self) -> None:
         self._keeper.require_alive()
@@ -110,7 +111,9 @@ class RegistryClient:
         await self._proofs.require_logged(item)
 
     async def revision(self, revision_id: str) -> RevisionInfo:
-        revision = await _ask(self._adapters.GetRevision, adapters.GetRevisionRequest(name=revision_id))
+        revision = await ask_registry(
+            self._adapters.GetRevision, adapters.GetRevisionRequest(name=revision_id), timeout_s=CALL_S
+        )
         if revision.revision_id != revision_id:
             raise LoraportError("DIGEST_MISMATCH", "the registry answered with another revision")
         return RevisionInfo(
@@ -126,7 +129,7 @@ class RegistryClient:
         if known is not None and known.base_id in self._specs:
             return self._specs[known.base_id]
         request = bases.GetBaseModelRequest(name=base_model_name(base_model))
-        answer = await _ask(self._bases.GetBaseModel, request)
+        answer = await ask_registry(self._bases.GetBaseModel, request, timeout_s=CALL_S)
         try:
             spec = await asyncio.to_thread(_read_spec, answer.spec_json, answer.base_id)
         except (StrictJsonError, ValueError) as error:
@@ -139,7 +142,7 @@ class RegistryClient:
 
     async def admit(self, verification_envelope: bytes) -> str:
         request = adapters.AdmitRevisionRequest(verification_envelope=verification_envelope)
-        return _state(await _ask(self._adapters.AdmitRevision, request))
+        return _state(await ask_registry(self._adapters.AdmitRevision, request, timeout_s=CALL_S))
 
     async def close(self) -> None:
         if self._catalog is not None:
@@ -151,10 +154,6 @@ class RegistryClient:
     def _following(self) -> CatalogClient:
         assert self._catalog is not None, "follow comes first"
         return self._catalog
-
-
-async def _ask(method: Any, request: Any) -> Any:
-    return await ask(method, request, timeout_s=CALL_S, unavailable="REGISTRY_UNAVAILABLE")
 
 
 def _read_spec(spec_json: bytes, identity: str) -> BaseSpec:

@@ -43,8 +43,6 @@ class Resolver:
         self._trusted = trusted
         self._kept: OrderedDict[str, Resolved] = OrderedDict()
         self._asking: dict[str, asyncio.Task[Resolved]] = {}
-        # How often everything was dropped.
-        self._dropped = 0
 
     async def resolve(self, revision_id: str) -> Resolved:
         """Returns what may be loaded.
@@ -68,10 +66,10 @@ class Resolver:
         if task is None:
             task = self._asking[revision_id] = asyncio.create_task(self._ask(item))
             task.add_done_callback(lambda done: self._asked(revision_id, done))
-        dropped = self._dropped
+        all_kept = self._kept
         resolved = await asyncio.shield(task)
         # What was checked by a root that is no more is checked again.
-        return resolved if dropped == self._dropped else await self.resolve(revision_id)
+        return resolved if all_kept is self._kept else await self.resolve(revision_id)
 
     def forget(self, revision_ids: Iterable[str]) -> None:
         """Drops what is kept of revisions that may serve no longer."""
@@ -80,9 +78,7 @@ class Resolver:
 
     def forget_all(self) -> None:
         """Drops everything: what was checked by another trust root is checked again."""
-        self._kept.clear()
-        self._asking.clear()
-        self._dropped += 1
+        self._kept, self._asking = OrderedDict(), {}
 
     async def _ask(self, item: RevisionItem) -> Resolved:
         try:

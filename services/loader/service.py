@@ -14,6 +14,7 @@ from services.loader.config import LoaderConfig
 from services.loader.conformance import check_store
 from services.loader.disk_cache import DiskCache
 from services.loader.fetch.http import Transport
+from services.loader.fetch.limits import FetchLimits
 from services.loader.handover import HandoverSocket
 from services.loader.host_tier import HostTier
 from services.loader.imports import Imports
@@ -21,12 +22,14 @@ from services.loader.intake import Intake, IntakeLimits
 from services.loader.lane import Lane
 from services.loader.ports import ObjectStore, RegistryPort
 from services.loader.quota import ByteQuota
+from services.loader.receive import MAX_CONFIG_BYTES, MIN_BYTES_PER_S, PATIENCE_S
 from services.loader.registry_client import RegistryClient
 from services.loader.resolve import Resolver
 from services.loader.servicer import LoaderServicer
 from services.loader.shell import HostLoader
 from services.loader.slots import Slots
 from services.loader.store import S3Store, read_credentials
+from services.loader.turns import Turns
 from services.shared import checks, metrics, telemetry
 from services.shared.checkpoint import CheckpointKeeper, checkpoint_keys, prove_by
 from services.shared.checks import Finding
@@ -36,7 +39,7 @@ from services.shared.errors import LoraportError
 from services.shared.names import is_id
 from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
-from services.shared.rpc.server import Server
+from services.shared.rpc.server import GRACE_S, OPEN_DOOR, Server
 from services.shared.rpc.service import first_ended
 from services.shared.rpc.telemetry import add_telemetry
 from services.shared.trust import RoleSigner, TrustError, TrustStore, state_file
@@ -44,6 +47,10 @@ from services.shared.trust import RoleSigner, TrustError, TrustStore, state_file
 log = structlog.get_logger()
 
 STORE_RETRY_S = 2.0
+# A store that answers slowly does not hold up the start for longer: what is on the node's disk needs none.
+STORE_WAIT_S = 10.0
+# What grpc takes at most, 24 days.
+LONGEST_MS = (1 << 31) - 1
 # Leases are looked at this often, or four times in their life if that is more often.
 EXPIRY_S = 5.0
 
@@ -91,7 +98,7 @@ class LoaderService:
             key=key,
             trusted=trusted,
             clock=clock,
-            slots=Slots(turns.uploads, per_key=turns.uploads_per_tenant),
+            turns=Turns(Slots(turns.uploads, per_key=turns.uploads_per_tenant)),
             lane=Lane("upload", turns.uploads),
             limits=_intake_limits(config),
             quota=ByteQuota(config.admission.tenant_bytes_per_day),
@@ -99,7 +106,8 @@ class LoaderService:
         self._imports = Imports(
             self.intake, config.imports, transport=transport, clock=clock, max_fetches=turns.uploads
         )
-        self._server = Server(CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca))
+        authorities = CertificateAuthorities.from_files(config.tls.service_ca, config.tls.admin_ca)
+        self._server = Server(authorities, options=door(config, transport.limits))
         idle_s, socket = config.upload_idle_s, node.handover_socket
         servicer = LoaderServicer(self.host, self.intake, self._imports, upload_idle_s=idle_s, handover_socket=socket)
         self._server.add(add_LoaderServiceServicer_to_server, servicer)
@@ -124,8 +132,7 @@ class LoaderService:
         )
         self._registry.follow(self.host.gone)
         add_telemetry(self._server, "loader", self._checks(), clock=self._clock)
-        if not await self._prepare_store():
-            self._tasks.append(asyncio.create_task(self._prepare_store_later()))
+        await self._begin_preparing_store()
         self._expiring = asyncio.create_task(self._expire_leases(), name="leases")
         self._tasks.append(self._expiring)
         await self._server.start()
@@ -188,8 +195,14 @@ class LoaderService:
             log.warning("swept quarantine", count=swept)
         return True
 
-    async def _prepare_store_later(self) -> None:
-        ready = False
+    async def _begin_preparing_store(self) -> None:
+        first = asyncio.create_task(self._prepare_store())
+        await asyncio.wait([first], timeout=STORE_WAIT_S)
+        if not (first.done() and first.result()):
+            self._tasks.append(asyncio.create_task(self._prepare_store_later(first)))
+
+    async def _prepare_store_later(self, first: asyncio.Task[bool]) -> None:
+        ready = await first
         while not ready:
             await asyncio.sleep(STORE_RETRY_S)
             ready = await self._prepare_store()
@@ -200,6 +213,16 @@ class LoaderService:
             await asyncio.sleep(min(EXPIRY_S, ttl / 4))
             with contextlib.suppress(LoraportError):
                 self.host.expire_leases(idle_s=ttl)
+
+
+def door(config: LoaderConfig, fetches: FetchLimits) -> tuple[tuple[str, int], ...]:
+    """Returns how long connections and their calls last: an upload or import that keeps the least rate is not cut, even
+    if it begins when its connection reaches its age. What follows the last byte has the grace of every other call."""
+    largest = config.admission.max_weights_bytes
+    upload_s = PATIENCE_S + (largest + MAX_CONFIG_BYTES) / MIN_BYTES_PER_S
+    import_s = fetches.total_s(MAX_CONFIG_BYTES) + fetches.total_s(largest)
+    grace_s = GRACE_S + max(upload_s, import_s)
+    return *OPEN_DOOR, ("grpc.max_connection_age_grace_ms", min(math.ceil(grace_s * 1000), LONGEST_MS))
 
 
 def _intake_limits(config: LoaderConfig) -> IntakeLimits:

@@ -17,7 +17,8 @@ from services.loader.shell import Granted, HostLoader
 from services.loader.stages import Report
 from services.shared.checkpoint import told
 from services.shared.errors import LoraportError
-from services.shared.rpc.server import current_call, run_blocking
+from services.shared.rpc.guard import current_call
+from services.shared.rpc.server import run_blocking
 
 _FILES: dict[int, Literal["config", "weights"]] = {
     pb.FileChunk.FILE_CONFIG: "config",
@@ -26,8 +27,9 @@ _FILES: dict[int, Literal["config", "weights"]] = {
 
 _TIERS = {"": types_pb2.TIER_UNSPECIFIED, "STORE": types_pb2.TIER_STORE, "DISK": types_pb2.TIER_DISK}
 
-# The stages of an intake that a caller knows; the others are the loader's own affair.
-_IMPORT_STAGES = frozenset({"RESOLVE", "FETCH", "VERIFY", "PROMOTE"})
+# The stages of an intake that a caller hears of; the others are the loader's own affair. What PROMOTE takes would say
+# whether the store has the bytes already, from whomever.
+_IMPORT_STAGES = frozenset({"RESOLVE", "FETCH", "VERIFY"})
 
 
 class LoaderServicer(LoaderServiceServicer):

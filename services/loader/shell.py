@@ -1,7 +1,8 @@
 """Brings weights into host memory and hands out leases: the tables decide, this does.
 
 One load per digest, whoever asks; every caller's revision is resolved for itself, so bytes that two tenants share are
-fetched once and granted twice. Blocking work runs in threads that look at a stop flag between two pieces.
+fetched once and granted twice, in the turn of whichever comes first. Blocking work runs in threads that look at a stop
+flag between two pieces.
 """
 
 import asyncio
@@ -59,6 +60,14 @@ class Inventory:
     seen: Seen | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What the tier has of a digest, and the stages in which it came there."""
+
+    blob: Blob
+    stages: tuple[Report, ...]
+
+
 class HostLoader:
     """The host tier of one node. All methods belong to one event loop."""
 
@@ -85,8 +94,7 @@ class HostLoader:
         self._disk, self._hands_over = disk, hands_over
         self._tokens = Tokens()
         self._loads: dict[str, Load] = {}
-        self._blobs: dict[str, Blob] = {}
-        self._stages: dict[str, tuple[Report, ...]] = {}
+        self._loaded: dict[str, _Loaded] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # One file at a time is written to the node's disk: loads go first.
         self._writing = asyncio.Semaphore(1)
@@ -101,14 +109,13 @@ class HostLoader:
         """
         life = LoadLife(cause=f"{revision_id} for {holder}")
         life.join(holder)
-        started = self._clock.monotonic()
         try:
-            with measured("load", life.state, self._clock):
+            with measured("load", life.state, self._clock) as found:
                 resolved = await self._resolver.resolve(revision_id)
         except LoraportError as error:
             life.handle(Broke(error.reason))
             raise
-        life.handle(Ended((self._clock.monotonic() - started) * 1000))
+        life.handle(Ended(found.took_ms))
         yield life.reports[0]
         digest = resolved.weights_digest
         if self._tier.find(digest) is None:
@@ -124,9 +131,11 @@ class HostLoader:
             raise LoraportError("DIGEST_MISMATCH", why)
         load = self._loads.get(digest)
         if load is None:
-            load = self._begin(resolved, life)
+            token = f"load-{secrets.token_hex(8)}"
+            load = self._loads[digest] = Load(digest=digest, size_bytes=resolved.size_bytes, token=token, life=life)
         else:
             load.life.join(holder)
+        self._take_turn(load, resolved.tenant)
         try:
             async for report in _follow(load):
                 yield report
@@ -142,7 +151,7 @@ class HostLoader:
     def open_reader(self, lease_id: str, *, holder: str) -> Reader:
         """Returns a reader of a lease's bytes. Raises LoraportError (LEASE_NOT_FOUND)."""
         digest = self.use(lease_id, holder=holder)
-        return self._blobs[digest].open_reader()
+        return self._loaded[digest].blob.open_reader()
 
     def hand_over(self, token: bytes, lease_key: bytes) -> int | None:
         """Returns a descriptor of the sealed memory that a token stands for, None when it stands for nothing.
@@ -153,7 +162,7 @@ class HostLoader:
         if found is None:
             return None
         lease = self._tier.use(found[0], holder=found[1], now=self._clock.monotonic())
-        return None if lease is None else self._blobs[lease.digest].open_handover()
+        return None if lease is None else self._loaded[lease.digest].blob.open_handover()
 
     def use(self, lease_id: str, *, holder: str) -> str:
         """Notes the use of a lease and returns its digest. Raises LoraportError (LEASE_NOT_FOUND)."""
@@ -186,8 +195,9 @@ class HostLoader:
 
     def inventory(self) -> Inventory:
         """Returns what is held and what is being loaded."""
+        held = (entry for entry in self._tier.entries() if entry.digest in self._loaded)  # none once it is closed
         return Inventory(
-            entries=_entries(self._tier, self._stages),
+            entries=tuple((e.digest, e.size_bytes, e.holders, self._loaded[e.digest].stages) for e in held),
             loads=tuple((load.digest, load.life.state, load.life.waiter_count) for load in self._loads.values()),
             used_bytes=self._tier.used_bytes,
             budget_bytes=self._tier.budget_bytes,
@@ -219,20 +229,14 @@ class HostLoader:
             load.stop.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
-        self._close(list(self._blobs))
+        self._close(list(self._loaded))
         self._lane.close()
 
-    def _begin(self, resolved: Resolved, life: LoadLife) -> Load:
-        load = Load(
-            digest=resolved.weights_digest,
-            size_bytes=resolved.size_bytes,
-            tenant=resolved.tenant,
-            token=f"load-{secrets.token_hex(8)}",
-            life=life,
-        )
-        self._loads[load.digest] = load
-        load.task = self._spawn(self._run(load))
-        return load
+    def _take_turn(self, load: Load, tenant: str) -> None:
+        # Each tenant waits in its own queue: nobody may have a load of others behind many of its own.
+        if tenant not in load.tenants and not load.begun:
+            self._spawn(self._run(load, tenant))
+        load.tenants |= {tenant}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -245,14 +249,20 @@ class HostLoader:
         if not self._registry.is_active(resolved.revision_id) or self._tier.find(resolved.weights_digest) is None:
             raise _not_active(resolved.revision_id)
         lease_id = secrets.token_hex(16)
-        self._tier.lease(resolved.weights_digest, lease_id, holder=holder, now=self._clock.monotonic())
+        self._lease(resolved.weights_digest, lease_id, holder=holder, tenant=resolved.tenant)
         token = self._tokens.issue(lease_id, holder) if self._hands_over else b""
         return Granted(lease_id, resolved, token)
 
-    async def _run(self, load: Load) -> None:
-        """Runs the stages to the end of the load, one after the other, in its tenant's turn."""
+    def _lease(self, digest: str, lease_id: str, *, holder: str, tenant: str) -> None:
+        self._tier.lease(digest, lease_id, holder=holder, tenant=tenant, now=self._clock.monotonic())
+
+    async def _run(self, load: Load, tenant: str) -> None:
+        """Runs the stages to the end of the load in a tenant's turn, unless another's turn has come first."""
         try:
-            async with self._slots.hold(load.tenant):
+            async with self._slots.hold(tenant):
+                if load.begun:
+                    return
+                load.begun = True
                 acts = deque([Act.RUN])
                 while acts:
                     act = acts.popleft()
@@ -260,19 +270,15 @@ class HostLoader:
                         acts.extend(load.life.handle(await self._stage(load)))
                     else:
                         self._carry_out(load, (act,))
-                    if load.life.final:
-                        self._forget(load)
-                    load.tell()
+                    self._tell(load)
         except Exception as error:
             log.error("load fell over", story=load.life.story(), exc_info=error)
             load.error, load.life.state = LoraportError("INTERNAL"), LoadState.FAILED
-            self._forget(load)
             self._carry_out(load, (Act.DISCARD,))
-            load.tell()
+            self._tell(load)
 
     async def _stage(self, load: Load) -> Event:
         stage = load.life.state
-        started = self._clock.monotonic()
         try:
             with measured("load", stage, self._clock) as found:
                 match stage:
@@ -285,7 +291,7 @@ class HostLoader:
                     case LoadState.STAGE_HOST:
                         await self._lane.run(seal, load)
         except SpoiledCopy:
-            return Spoiled((self._clock.monotonic() - started) * 1000, load.size_bytes)
+            return Spoiled(found.took_ms, load.size_bytes)
         except LoraportError as error:
             load.error = error
         except Exception as error:
@@ -293,7 +299,7 @@ class HostLoader:
             load.error = LoraportError("INTERNAL")
         if load.error is None:
             tier = load.tier if stage is LoadState.FETCH else ""
-            return Ended((self._clock.monotonic() - started) * 1000, load.size_bytes, tier)
+            return Ended(found.took_ms, load.size_bytes, tier)
         if load.error.reason == "DIGEST_MISMATCH":
             log.error("stored bytes are not what was signed", digest=load.digest, why=load.error.message)
             self._bad.add(load.digest, load.error.message, now=self._clock.monotonic())
@@ -304,10 +310,11 @@ class HostLoader:
             raise LoraportError("LOAD_CANCELLED")
         if load.spoiled:  # the room is there from the first try
             return
+        needed = self._registry.needed()
         try:
-            self._close(self._tier.reserve(load.token, load.size_bytes, last=self._registry.needed()))
+            self._close(self._tier.reserve(load.token, load.size_bytes, tenants=load.tenants, last=needed))
         except TierFull as error:
-            raise LoraportError("HOST_TIER_FULL", f"memory is held by others: {error}", retry_after_s=1.0) from None
+            raise LoraportError("HOST_TIER_FULL", f"memory is in use: {error}", retry_after_s=1.0) from None
 
     def _carry_out(self, load: Load, acts: tuple[Act, ...]) -> None:
         for act in acts:
@@ -315,12 +322,11 @@ class HostLoader:
                 case Act.PUBLISH:
                     assert load.blob is not None
                     self._tier.commit(load.token, load.digest, now=self._clock.monotonic())
-                    self._blobs[load.digest], load.blob = load.blob, None
-                    self._stages[load.digest] = tuple(load.life.reports)
+                    self._loaded[load.digest], load.blob = _Loaded(load.blob, tuple(load.life.reports)), None
                     if self._disk is not None and load.tier == "STORE":
                         # Pinned meanwhile: what is being copied is in memory, so the books must say so.
                         pin = f"disk-{load.token}"
-                        self._tier.lease(load.digest, pin, holder="", now=self._clock.monotonic())
+                        self._lease(load.digest, pin, holder="", tenant=min(load.tenants))
                         self._spawn(self._keep(self._disk, load.digest, pin))
                 case Act.UNPIN:
                     self._close(self._tier.release(load.token))
@@ -329,8 +335,7 @@ class HostLoader:
                 case Act.STOP:
                     log.info("load stopped", story=load.life.story())
                     load.stop.set()
-                    self._forget(load)
-                    load.tell()
+                    self._tell(load)
                 case Act.DISCARD:
                     if load.life.state is LoadState.FAILED:
                         log.warning("load failed", story=load.life.story())
@@ -341,9 +346,10 @@ class HostLoader:
         """Copies a loaded digest to the node's disk, then drops the pin."""
         try:
             async with self._writing:
-                blob = self._blobs.get(digest)
-                if blob is not None and self._tier.find(digest):  # else the loader is closing, or it may not serve
-                    await self._lane.run(keep, disk, digest, blob.open_reader(), self._closing)
+                entry = self._tier.find(digest)
+                if digest in self._loaded and entry is not None:  # else the loader is closing, or it may not serve
+                    reader = self._loaded[digest].blob.open_reader()
+                    await self._lane.run(keep, disk, digest, entry.tenants, reader, self._closing)
                     if not self._tier.find(digest):  # it was doomed when there was nothing to drop yet
                         await _drop(self._lane, disk, digest)
         except OSError as error:
@@ -351,24 +357,18 @@ class HostLoader:
         finally:
             self._close(self._tier.release(pin))
 
-    def _forget(self, load: Load) -> None:
-        if self._loads.get(load.digest) is load:
+    def _tell(self, load: Load) -> None:
+        if load.life.final and self._loads.get(load.digest) is load:  # it can be joined no longer
             del self._loads[load.digest]
+        load.tell()
 
     def _close(self, digests: list[str]) -> None:
         for digest in digests:
-            self._blobs.pop(digest).close()
-            self._stages.pop(digest, None)
+            self._loaded.pop(digest).blob.close()
 
 
 def _not_active(revision_id: str) -> LoraportError:
     return LoraportError("REVISION_NOT_ACTIVE", f"revision {revision_id} is no longer ACTIVE")
-
-
-def _entries(
-    tier: HostTier, stages: dict[str, tuple[Report, ...]]
-) -> tuple[tuple[str, int, int, tuple[Report, ...]], ...]:
-    return tuple((e.digest, e.size_bytes, e.holders, stages.get(e.digest, ())) for e in tier.entries())
 
 
 async def _drop(lane: Lane, disk: DiskCache, digest: str) -> None:

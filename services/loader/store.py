@@ -1,7 +1,8 @@
 """The object store over S3.
 
 The store is not trusted: keys are made here, stored bytes are read raw (`decode_content=False`: an object that claims
-a Content-Encoding must not inflate), redirects are not followed, waits are short, and whoever reads hashes.
+a Content-Encoding must not inflate), redirects are not followed, all else it says is bounded (`answers`), and whoever
+reads hashes.
 
 S3 has no certain sign for a full disk. A server that says so is believed; one that answers, but fails the same write
 again and again with a bare 500 (as small servers do) is taken for full as well. A single 500 is not: `rclone serve s3`
@@ -12,17 +13,19 @@ import contextlib
 import re
 import time
 from collections.abc import Generator, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import structlog
-import urllib3
 from minio import Minio
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry, Timeout
 
 from loraport.bundle.digest import parse_digest
+from services.loader.answers import BoundedPool, Bounds
 from services.loader.ports import Area, ObjectMissing
 from services.shared.errors import LoraportError
 
@@ -73,14 +76,11 @@ class S3Store:
         quarantine_bucket: str,
         verified_bucket: str,
         secure: bool = False,
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
     ) -> None:
-        pool = urllib3.PoolManager(
-            timeout=Timeout(connect=CONNECT_S, read=READ_S),
-            retries=Retry(total=2, redirect=0, status=0, backoff_factor=0.1),
-            maxsize=16,
-        )
-        access, secret = credentials
-        self._client = Minio(endpoint, access, secret, secure=secure, region=REGION, http_client=pool)
+        self._bounds = bounds
+        self._connect = partial(_connect, endpoint, credentials, secure, bounds)
+        self._client = self._connect(None)
         self._buckets: dict[Area, str] = {"quarantine": quarantine_bucket, "verified": verified_bucket}
 
     def prepare(self) -> None:
@@ -126,7 +126,7 @@ class S3Store:
                 )
             while True:
                 with _typed():
-                    piece = response.read(CHUNK_BYTES, decode_content=False)
+                    piece = _next_piece(response, self._bounds.piece_s)
                 if not piece:
                     return
                 yield piece
@@ -141,9 +141,11 @@ class S3Store:
             self._client.remove_object(self._buckets[area], key)
 
     def keys(self, area: Area, prefix: str) -> list[str]:
+        client = self._connect(self._bounds.pages)  # one page is one request, and an empty one may be followed by more
         with _typed():
-            found = self._client.list_objects(self._buckets[area], prefix=prefix, recursive=True)
-            return [item.object_name for item in found if item.object_name and not item.is_dir]
+            found = client.list_objects(self._buckets[area], prefix=prefix, recursive=True)
+            names = (item.object_name for item in found if item.object_name and not item.is_dir)
+            return list(islice(names, self._bounds.keys))
 
     def _answers(self, bucket: str) -> bool:
         try:
@@ -151,6 +153,31 @@ class S3Store:
                 return self._client.bucket_exists(bucket)
         except LoraportError:
             return False
+
+
+def _connect(endpoint: str, credentials: tuple[str, str], secure: bool, bounds: Bounds, requests: int | None) -> Minio:
+    pool = BoundedPool(
+        bounds,
+        requests=requests,
+        timeout=Timeout(connect=CONNECT_S, read=READ_S),
+        # A server that says when to come again is not waited for: its answer is an error like any other.
+        retries=Retry(total=2, redirect=0, status=0, backoff_factor=0.1, respect_retry_after_header=False),
+        maxsize=16,
+    )
+    access, secret = credentials
+    return Minio(endpoint, access, secret, secure=secure, region=REGION, http_client=pool)
+
+
+def _next_piece(response: Any, piece_s: float) -> bytes:
+    """Returns CHUNK_BYTES, or what came within `piece_s` and one wait for bytes; empty at the end."""
+    pieces: list[bytes] = []
+    left, ends = CHUNK_BYTES, time.monotonic() + piece_s
+    while left and (piece := response.read1(left, decode_content=False)):
+        pieces.append(piece)
+        left -= len(piece)
+        if time.monotonic() >= ends:
+            break
+    return b"".join(pieces)
 
 
 @contextlib.contextmanager

@@ -6,14 +6,19 @@ is one current row, and these rules, in this order, decide what an announcement 
 1. the same manifest again while PENDING: nothing changes, a new upload session is issued;
 2. the same content that is VERIFIED, ACTIVE or REVOKED: REVISION_EXISTS. Verified content needs no second proof, and
    revoked content stays revoked whatever number it is given;
-3. a version that is not above every earlier one of the adapter, the quarantined ones included: VERSION_NOT_RISING;
+3. a version that is not above every earlier one of the adapter, the quarantined ones included: VERSION_NOT_RISING; or
+   that is 2^32 or more above: VERSION_TOO_FAR, for whoever steals a publisher's key could use all versions up by one;
 4. the same content that is PENDING or QUARANTINED under an earlier announcement: that row is superseded (it stays as
    history, QUARANTINED) and the new announcement becomes the current one.
 
-Rule 4 is why nobody can block a publisher. A quarantined row says that the *uploaded bytes* failed, not that the
-content is bad: whoever spoils an upload costs the publisher one version number. It is safe because only a signature
-of the tenant announces, and because verification is a function of the bytes: content that is really bad is
+Rule 4 is why nobody can block a publisher for good. A quarantined row says that the *uploaded bytes* failed, not that
+the content is bad: whoever spoils an upload costs the publisher one version number, and whoever holds one up costs it a
+new session (rule 1), under which the loader ends what it still receives under an older one. It is safe because only a
+signature of the tenant announces, and because verification is a function of the bytes: content that is really bad is
 quarantined again.
+
+When a signer is revoked since a place in the log, what it announced from there on counts as earlier no longer; the
+numbers that it used up are not given again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,6 +36,9 @@ from services.shared.statements import CLOCK_SKEW_S, Verification
 
 MAX_REASON = 512
 MAX_SHARED = 1000
+# Room for days (YYYYMMDD) and for seconds since the epoch, not for minutes (YYYYMMDDhhmm) or milliseconds; the versions
+# there are last for two million such steps.
+MAX_STEP = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +87,13 @@ def check_modules(modules: Iterable[ModuleEntry], base: BaseSpec) -> None:
 
 
 def announce(
-    manifest: Manifest, *, manifest_digest: str, adapter: AdapterRow | None, same: RevisionRow | None
+    manifest: Manifest, *, manifest_digest: str, adapter: AdapterRow | None, same: RevisionRow | None, taken: bool
 ) -> Announcement:
-    """Decides on an announcement; see the module's text. `same` is the current row of the manifest's revision id.
+    """Decides on an announcement; see the module's text. `same` is the current row of the manifest's revision id;
+    `taken` says whether the adapter has a row of its version.
 
     Raises:
-        LoraportError: REVISION_EXISTS or VERSION_NOT_RISING.
+        LoraportError: REVISION_EXISTS, VERSION_NOT_RISING or VERSION_TOO_FAR.
     """
     if same is not None:
         if same.state == State.PENDING and same.manifest_digest == manifest_digest:
@@ -100,6 +109,18 @@ def announce(
         raise LoraportError(
             "VERSION_NOT_RISING",
             f"version {manifest.version} is not above {latest}, the latest of {adapter.name if adapter else ''}",
+            metadata={"latest_version": str(latest)},
+        )
+    if taken:
+        raise LoraportError(
+            "VERSION_NOT_RISING",
+            f"version {manifest.version} was announced by a signer that is revoked; {latest} is the latest that counts",
+            metadata={"latest_version": str(latest)},
+        )
+    if manifest.version - latest >= MAX_STEP:
+        raise LoraportError(
+            "VERSION_TOO_FAR",
+            f"version {manifest.version} is {MAX_STEP} or more above {latest}, the latest",
             metadata={"latest_version": str(latest)},
         )
     return Announcement(action="CREATE", superseded=same)

@@ -1,7 +1,10 @@
 """Makes the registry's checkpoints: every few minutes, after every revocation, and when somebody asks.
 
 A registry that has signed one tree signs no tree that contradicts it: when the database no longer yields the root that
-was signed last, somebody has changed it, and peers are left to go stale rather than told a second history.
+was signed last, somebody has changed it, and peers are left to go stale rather than told a second history. It signs
+root and restrictions that it has computed from the leaves themselves, each of which a process reads once, and only
+with the leaves that it committed itself. What was signed last is kept in a file outside of the database, so that a
+restart between the change and the next checkpoint hides nothing.
 """
 
 import asyncio
@@ -10,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import structlog
-from sqlalchemy import Connection
 
 from loraport.bundle.envelope import EnvelopeError, Signer
-from loraport.log.checkpoint import Checkpoint, seal_checkpoint
+from loraport.log.checkpoint import Checkpoint, Floor, seal_checkpoint
 from services.registry.hub import EpochHub
 from services.registry.store import log as translog
 from services.registry.store.database import Database
+from services.shared.checkpoint import FloorFile
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
 from services.shared.rpc.server import run_blocking
@@ -45,9 +48,18 @@ class Checkpoints:
     """Issues checkpoints, by a clock that may be set either way, and tells the hub. Belongs to one event loop."""
 
     def __init__(
-        self, database: Database, key: Signer, hub: EpochHub, clock: Clock, *, life_s: int, interval_s: float
+        self,
+        database: Database,
+        key: Signer,
+        hub: EpochHub,
+        clock: Clock,
+        *,
+        life_s: int,
+        interval_s: float,
+        state_file: str = "",
     ) -> None:
-        """`key` is the one of `services.shared.checkpoint.checkpoint_keys`."""
+        """`key` is the one of `services.shared.checkpoint.checkpoint_keys`; `state_file` keeps what was signed (empty:
+        it is forgotten at a restart). Raises ConfigError when that cannot be used."""
         self._database = database
         self._key = key
         self._hub = hub
@@ -55,6 +67,10 @@ class Checkpoints:
         self._life_s = life_s
         self._interval_s = interval_s
         self._last: Issued | None = None
+        self._file = FloorFile(state_file)
+        self._signed = self._file.read(Floor())
+        # Kept whatever comes of it: what is damaged costs no second reading.
+        self._computed = translog.Computed()
         self._turn = asyncio.Lock()
 
     @property
@@ -84,7 +100,8 @@ class Checkpoints:
                 if await self._due():
                     await self.newest()
             except LoraportError as error:
-                log.error("no checkpoint", reason=error.reason, why=error.message)
+                tell = log.critical if error.reason == "LOG_DAMAGED" else log.error
+                tell("ALARM: no checkpoint is signed", reason=error.reason, why=error.message)
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
@@ -125,22 +142,40 @@ class Checkpoints:
             return translog.revocation_epoch(connection)
 
     def _make(self) -> Issued:
+        unsigned = self._database.unsigned()
         with self._database.read() as connection:
             state = translog.state(connection)
-            if self._last is not None:
-                _require_extension(connection, state, self._last.checkpoint)
+            translog.require_extension(connection, state, self._signed)
+            translog.require_appended(connection, unsigned)
+            self._computed = translog.compute(connection, self._computed)
+        translog.require_computed(self._computed, state)
         issued = int(self._clock.now())
         checkpoint = Checkpoint(
             tree_size=state.tree_size,
             root_hash=state.root_hash.hex(),
             catalog_epoch=state.catalog_epoch,
             revocation_epoch=state.revocation_epoch,
+            restriction_count=state.listed.count,
+            restriction_head=state.listed.head.hex(),
             issued=issued,
             expires=issued + self._life_s,
         )
         with _signing():
             key_id = self._key.key_id
-            return Issued(checkpoint, seal_checkpoint(checkpoint, self._key), key_id)
+            issue = Issued(checkpoint, seal_checkpoint(checkpoint, self._key), key_id)
+        self._remember(Floor().raised(checkpoint))
+        self._database.signed(unsigned)
+        return issue
+
+    def _remember(self, signed: Floor) -> None:
+        """Keeps what was signed, before anybody hears of it. Raises LoraportError (REGISTRY_UNAVAILABLE)."""
+        try:
+            if signed != self._signed:
+                self._file.write(signed)
+        except OSError as error:
+            log.error("checkpoints cannot be remembered", why=error.strerror)
+            raise LoraportError("REGISTRY_UNAVAILABLE", "checkpoints cannot be kept", retry_after_s=RETRY_S) from None
+        self._signed = signed
 
 
 @contextlib.contextmanager
@@ -151,11 +186,3 @@ def _signing() -> Iterator[None]:
     except EnvelopeError as error:
         log.error("checkpoints cannot be signed", why=error.detail)
         raise LoraportError("REGISTRY_UNAVAILABLE", "checkpoints cannot be signed", retry_after_s=RETRY_S) from None
-
-
-def _require_extension(connection: Connection, state: translog.LogState, last: Checkpoint) -> None:
-    """Raises LoraportError (LOG_DAMAGED) unless the log begins with the one that was signed last."""
-    if state.tree_size < last.tree_size:
-        raise LoraportError("LOG_DAMAGED", f"the log had {last.tree_size} leaves and has {state.tree_size}")
-    if translog.root(connection, last.tree_size).hex() != last.root_hash:
-        raise LoraportError("LOG_DAMAGED", f"the first {last.tree_size} leaves are not those that were signed")

@@ -35,6 +35,9 @@ class RegistryConfig:
     # How long a checkpoint is good for, seconds, at most 600, and how often a new one is made, seconds, less than that.
     checkpoint_life_s: int = 600
     checkpoint_interval_s: float = 120.0
+    # File that keeps the newest checkpoint that was signed over restarts, not beside the database if that can be: a
+    # database that no longer yields it was changed. Empty: a restart forgets it.
+    state_file: str = ""
     # How often running rollouts are looked at for what time alone decides, seconds, > 0.
     rollout_interval_s: float = 0.25
     # How long running calls may take to end on SIGTERM, seconds, >= 0.

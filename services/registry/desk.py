@@ -1,8 +1,10 @@
 """How every change is made: one transaction with the change, its audit event and the result of its request id.
 
-A change that is refused is rolled back whole and then noted as refused, with the reason code.
+A change that is refused is rolled back whole and then noted as refused, with the reason code; what a service asks for
+in vain is noted a bounded number of times a minute, as at the door.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,12 +15,13 @@ from google.protobuf.message import Message
 from sqlalchemy import Connection
 
 from loraport.bundle.digest import sha256_digest
-from services.registry.refusals import Refusal
+from services.registry.refusals import Refusal, Refusals
 from services.registry.store import journal
 from services.registry.store.database import Database, Transaction
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
-from services.shared.rpc.server import Call, current_call, run_blocking
+from services.shared.rpc.guard import Call, current_call
+from services.shared.rpc.server import run_blocking
 
 log = structlog.get_logger()
 
@@ -46,6 +49,9 @@ class Desk:
         self.database = database
         self._clock = clock
         self._request_life_us = request_life_s * 1_000_000
+        self._refusals = Refusals()
+        # Refusals are noted by many threads.
+        self._counting = threading.Lock()
 
     def now_us(self) -> int:
         """Returns the time in microseconds since the Unix epoch."""
@@ -85,8 +91,13 @@ class Desk:
         """
         return await run_blocking(self._take, work)  # type: ignore[no-any-return]
 
+    def note(self, refusal: Refusal) -> list[Refusal]:
+        """Returns the events to write for what a peer, or somebody at the door, was refused. From any thread."""
+        with self._counting:
+            return self._refusals.note(refusal, now=self._clock.monotonic())
+
     async def refuse(self, refusals: Sequence[Refusal]) -> None:
-        """Writes events of calls that reached no handler. A database that is down is logged."""
+        """Writes events of refused calls. A database that is down is logged."""
         await run_blocking(self._refuse, refusals)
 
     def _refuse(self, refusals: Sequence[Refusal]) -> None:
@@ -98,12 +109,13 @@ class Desk:
                         now_us=self.now_us(),
                         principal=item.principal,
                         method=item.method,
-                        resource="",
+                        resource=item.resource,
                         decision="refused",
                         reason=item.reason,
                         request_id=item.request_id,
                     )
         except LoraportError:
+            # The caller must hear of the first error; that the database is down is in the log.
             log.error("refusals not audited", count=len(refusals))
 
     def _take(self, work: Callable[[Transaction], T]) -> T:
@@ -140,31 +152,36 @@ class Desk:
                         life_us=self._request_life_us,
                     )
                 if not note.idle:
-                    self._event(transaction, call, note.resource, "allowed", note.reason)
+                    journal.add_event(
+                        transaction,
+                        now_us=self.now_us(),
+                        principal=call.principal.label,
+                        method=call.method,
+                        resource=note.resource,
+                        decision="allowed",
+                        reason=note.reason,
+                        request_id=call.request_id,
+                    )
         except LoraportError as error:
             self._refused(call, note, error)
             raise
         return result
 
-    def _refused(self, call: Call, note: Note, error: LoraportError) -> None:
-        try:
-            with self.database.write() as transaction:
-                self._event(transaction, call, note.resource, "refused", error.reason)
-        except LoraportError:
-            # The caller must hear of the first error; that the database is down is in the log.
-            log.error("refusal not audited", method=call.method, reason=error.reason)
+    def expired(self, *, now: float | None) -> list[Refusal]:
+        """Returns events of refusals that were only counted, in minutes that are over; of all of them for None."""
+        with self._counting:
+            return self._refusals.expire(now=now)
 
-    def _event(self, transaction: Transaction, call: Call, resource: str, decision: str, reason: str) -> None:
-        journal.add_event(
-            transaction,
-            now_us=self.now_us(),
+    def _refused(self, call: Call, note: Note, error: LoraportError) -> None:
+        refusal = Refusal(
             principal=call.principal.label,
             method=call.method,
-            resource=resource,
-            decision=decision,
-            reason=reason,
+            reason=error.reason,
             request_id=call.request_id,
+            resource=note.resource,
         )
+        if events := self.note(refusal) if call.principal.plane == "peer" else [refusal]:
+            self._refuse(events)
 
 
 def page_of(rows: list[T], limit: int, seal: Callable[[T], Any]) -> tuple[list[T], str]:

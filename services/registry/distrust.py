@@ -1,6 +1,7 @@
 """What stops when a key turns out not to have been its owner's any more, from one leaf of the log on.
 
-    a publisher's key   what it announced from that leaf on      → QUARANTINED, SIGNER_REVOKED
+    a publisher's key   what it announced from that leaf on      → QUARANTINED, SIGNER_REVOKED; such a version is not
+                                                                   the adapter's latest any more
     a loader's key      what it verified from that leaf on       → QUARANTINED, VERIFIER_REVOKED
     the registry's key  the records that it signed from there on → VERIFIED, RECORD_WITHDRAWN: approve again
 
@@ -9,7 +10,7 @@ an audit event of its own. Finding them reads the log from that leaf on: it is d
 missed, so there is no index that could be wrong.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sqlalchemy import Connection
 
@@ -21,7 +22,7 @@ from services.registry import moving
 from services.registry.catalog import Move
 from services.registry.lifecycle import Event, State, after
 from services.registry.records import RevisionRow
-from services.registry.store import delegations, journal, log, revisions
+from services.registry.store import adapters, delegations, journal, log, revisions
 from services.registry.store.database import Transaction
 from services.shared.names import parse_revision, tenant_name
 from services.shared.statements import Record, StatementError, Verification, open_statement
@@ -45,8 +46,14 @@ def stop_announced(transaction: Transaction, tenant: str, *, since: int, signer:
 
     detail = f"signer {signer} is revoked since log index {since}"
     reason = ("SIGNER_REVOKED", detail, f"{tenant_name(tenant)}/signers/{signer}")
-    leaves = (leaf for leaf in _leaves(connection, since, Kind.ANNOUNCED) if _of(leaf, tenant))
-    return _stop(transaction, list(leaves), Event.DISTRUST, reason, stands, now_us=now_us)
+    leaves = [leaf for leaf in _leaves(connection, since, Kind.ANNOUNCED) if _of(leaf, tenant)]
+    fallen = _fallen(connection, leaves, stands)
+    struck: dict[int, set[int]] = {}
+    for row in fallen:
+        struck.setdefault(row.adapter_id, set()).add(row.version)
+    for adapter_id, versions in struck.items():
+        adapters.lower_latest(transaction, adapter_id, versions)
+    return _stop(transaction, fallen, Event.DISTRUST, reason, now_us=now_us)
 
 
 def stop_ended(transaction: Transaction, old: TrustRoot, new: TrustRoot, *, now_us: int) -> int:
@@ -76,25 +83,30 @@ def _stop_role(transaction: Transaction, root: TrustRoot, ended: Ended, *, now_u
 
     if ended.role == Role.LOADER:
         leaves, reason = _leaves(connection, ended.since, Kind.VERIFIED), ("VERIFIER_REVOKED", detail, "")
-        return _stop(transaction, list(leaves), Event.DISTRUST, reason, verified, now_us=now_us)
+        return _stop(transaction, _fallen(connection, leaves, verified), Event.DISTRUST, reason, now_us=now_us)
     leaves, reason = _leaves(connection, ended.since, Kind.RECORD), ("RECORD_WITHDRAWN", detail, "")
-    return _stop(transaction, list(leaves), Event.WITHDRAW, reason, recorded, now_us=now_us)
+    return _stop(transaction, _fallen(connection, leaves, recorded), Event.WITHDRAW, reason, now_us=now_us)
+
+
+def _fallen(
+    connection: Connection, leaves: Iterable[Leaf], stands: Callable[[RevisionRow, Leaf], bool]
+) -> list[RevisionRow]:
+    """Returns the rows that leaves are about and that do not stand, each once, whatever their state."""
+    fallen = {}
+    for leaf in leaves:
+        name, version = parse_revision(leaf.resource)
+        row = revisions.find_version(connection, name, version)
+        if row is not None and not stands(row, leaf):
+            fallen[row.name] = row
+    return list(fallen.values())
 
 
 def _stop(
-    transaction: Transaction,
-    leaves: list[Leaf],
-    event: Event,
-    reason: tuple[str, str, str],
-    stands: Callable[[RevisionRow, Leaf], bool],
-    *,
-    now_us: int,
+    transaction: Transaction, rows: list[RevisionRow], event: Event, reason: tuple[str, str, str], *, now_us: int
 ) -> int:
     count = 0
-    for leaf in leaves:
-        name, version = parse_revision(leaf.resource)
-        row = revisions.find_version(transaction.connection, name, version)
-        if row is None or not row.current or row.state is State.REVOKED or stands(row, leaf):
+    for row in rows:
+        if not row.current or row.state is State.REVOKED:
             continue
         to = after(row.state, event)
         if to is row.state:

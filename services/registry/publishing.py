@@ -92,7 +92,8 @@ class Publishing:
         adapter = adapters.find_adapter(connection, name)
         same = revisions.find_current(connection, manifest.revision_id)
         digest = sha256_digest(payload)
-        decision = catalog.announce(manifest, manifest_digest=digest, adapter=adapter, same=same)
+        taken = revisions.find_version(connection, name, manifest.version) is not None
+        decision = catalog.announce(manifest, manifest_digest=digest, adapter=adapter, same=same, taken=taken)
         if decision.action == "RENEW" and same is not None:
             row = same
         else:
@@ -135,12 +136,14 @@ class Publishing:
         )
         return Announced(revision=row, session=seal(session, self._key), expires=expires)
 
-    def open_verification(self, envelope: bytes) -> Verification:
-        """Returns a loader's verification result.
+    def open_verification(self, connection: Connection, envelope: bytes) -> Verification:
+        """Returns a loader's verification result, signed by a key that stands in the newest trust root.
 
         Raises:
             LoraportError: UNTRUSTED_VERIFIER or INVALID_VERIFICATION.
         """
+        # Else one that waited for its turn behind the rotation that ends its key would still get in.
+        self._refresh(connection)
         try:
             return open_statement(Verification, envelope, self._loaders)
         except StatementError as error:

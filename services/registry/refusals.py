@@ -1,7 +1,8 @@
 """Which refused calls become audit events: a bounded number a minute for each caller, the rest as a count. Pure.
 
-What a handler refuses is audited with its request. This is for calls that never reach one: an identity that may not
-call a method, a missing deadline. Anybody with a certificate could make those without end, and each event is a commit.
+This is for calls that reach no handler, as of an identity that may not call a method or without a deadline, and for
+what a handler refuses a service. Anybody with a certificate could make those without end, and each event is a commit.
+What is refused an operator is audited always.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ class Refusal:
     method: str
     reason: str
     request_id: str
+    resource: str = ""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from services.registry.desk import Desk
 from services.registry.hub import EpochHub
 from services.registry.ports import EpochListener, Randomness, SystemRandomness
 from services.registry.publishing import Limits, Publishing
-from services.registry.refusals import Refusal, Refusals
+from services.registry.refusals import Refusal
 from services.registry.roots import Roots
 from services.registry.servicers.adapter import AdapterServicer
 from services.registry.servicers.audit import AuditServicer
@@ -50,8 +50,9 @@ from services.shared.clock import Clock, SystemClock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
 from services.shared.paging import PageTokens
+from services.shared.rpc.guard import Call
 from services.shared.rpc.identity import CertificateAuthorities
-from services.shared.rpc.server import Call, Server, run_blocking
+from services.shared.rpc.server import Server, run_blocking
 from services.shared.rpc.service import first_ended
 from services.shared.rpc.telemetry import add_telemetry
 from services.shared.trust import RoleSigner, TrustError, TrustStore
@@ -95,7 +96,6 @@ class RegistryService:
             raise ConfigError(str(error).splitlines()[0]) from None
         self._roots = Roots(self._database, self._trust)
         self._desk = Desk(self._database, self._clock, request_life_s=config.request_life_s)
-        self._refusals = Refusals()
         self._server = Server(authorities, on_refused=self._refused)
         self._hub = EpochHub()
         self._checkpoints = Checkpoints(
@@ -105,6 +105,7 @@ class RegistryService:
             self._clock,
             life_s=config.checkpoint_life_s,
             interval_s=config.checkpoint_interval_s,
+            state_file=config.state_file,
         )
         self._anchors = Anchors(self._database, self._clock, interval_s=config.checkpoint_interval_s)
         self._rollouts = RolloutTicker(self._database, self._clock, interval_s=config.rollout_interval_s)
@@ -145,7 +146,7 @@ class RegistryService:
         """Ends the watches, lets running calls end, closes the database."""
         self._hub.close()
         await self._server.stop(self._config.drain_s)
-        self._audit(self._refusals.expire(now=None))
+        self._audit(self._desk.expired(now=None))
         await asyncio.gather(*self._auditing)
         for task in self._tasks:
             task.cancel()
@@ -204,7 +205,7 @@ class RegistryService:
         refusal = Refusal(
             principal=call.principal.label, method=call.method, reason=error.reason, request_id=call.request_id
         )
-        self._audit(self._refusals.note(refusal, now=self._clock.monotonic()))
+        self._audit(self._desk.note(refusal))
 
     def _audit(self, refusals: list[Refusal]) -> None:
         if refusals:
@@ -269,7 +270,7 @@ class RegistryService:
         """Hears of changes that another registry on the same database made."""
         while True:
             await asyncio.sleep(self._config.poll_interval_s)
-            self._audit(self._refusals.expire(now=self._clock.monotonic()))
+            self._audit(self._desk.expired(now=self._clock.monotonic()))
             try:
                 await run_blocking(self._roots.follow)
                 self._hub.advance(await run_blocking(self._database.epoch))

@@ -1,7 +1,7 @@
 """`python -m services.registry.upkeep COMMAND --config FILE`: what is done to a registry's database by hand.
 
     backup FILE        writes everything into one file, while registries go on
-    restore FILE       fills an empty database from one; no registry may run on it
+    restore FILE       fills an empty database from one; no registry may run on it. What this one signed is forgotten
     migrate [--to N]   brings the tables to this release, or back to an older one before that is started again
 
 Exit code 1: it was not done, with one line why; 2: the configuration cannot be used.
@@ -36,7 +36,9 @@ def run(options: argparse.Namespace) -> str:
         if options.command == "backup":
             return _told(options.file, backup(database, Path(options.file), now_us=time.time_ns() // 1000))
         if options.command == "restore":
-            return _told(options.file, restore(database, Path(options.file)))
+            done = restore(database, Path(options.file))
+            # Whoever restores knows that the registry goes back behind what it signed.
+            return _told(options.file, done) + _forget(config.state_file)
         if options.to in ("head", head()):
             upgrade(database)
         else:
@@ -44,6 +46,16 @@ def run(options: argparse.Namespace) -> str:
         return f"the database is at migration {head() if options.to == 'head' else options.to}"
     finally:
         database.close()
+
+
+def _forget(state_file: str) -> str:
+    """Removes what was signed last; returns what is left to do when that cannot be done, for the restore has been."""
+    try:
+        if state_file:
+            Path(state_file).unlink(missing_ok=True)
+    except OSError as error:
+        return f"\nremove {state_file} before a registry starts: {error.strerror}"
+    return ""
 
 
 def _told(file: str, header: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from services.router.fair_queue import RETRY_AFTER_S, Waiting
 from services.router.placement import too_large
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
+from services.shared.futures import result_of
 
 SWEEP_S = 0.25
 
@@ -64,8 +65,8 @@ class Admission:
             return await waiter
         except asyncio.CancelledError:
             # A grant may have come in the same turn of the loop; nobody will use it.
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().release()
+            if (grant := result_of(waiter)) is not None:
+                grant.release()
             raise
         finally:
             self._waiters.pop(request.id, None)

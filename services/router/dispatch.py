@@ -242,7 +242,7 @@ class Dispatch:
 
     def _grant(self, turn: Turn[Placed], now: float) -> Grant:
         request, placed = turn.request, turn.place
-        prefill_ms = self.prices_of(request).prefill_ms(self._to_compute(request, placed))
+        prefill_ms = self.prices_of(request).prefill_ms(placed.tokens)
         joined, load_ms = self._load(request, placed)
         bill = self.ledger.open(request.tenant, prefill_ms=prefill_ms, load_ms=load_ms)
         grant = Grant(request, self, placed, self._begin(request, placed, now), bill, joined=joined)
@@ -263,11 +263,6 @@ class Dispatch:
         )
         self.stories.append(grant.story)
         return grant
-
-    def _to_compute(self, request: Waiting, placed: Placed) -> int:
-        """Returns how much of the prompt is to be computed there, as far as that can be counted on."""
-        doubted = placed.executor in self.locality.doubted(request.tenant)
-        return max(0, request.prompt_tokens - (0 if doubted else placed.matched_tokens))
 
     def _load(self, request: Waiting, placed: Placed) -> tuple[bool, float]:
         """Returns whether another request's load is under way there, and what the one that begins will likely take."""
@@ -297,7 +292,7 @@ class Dispatch:
             answers=request.answers,
             now=now,
             weight=request.weight,
-            tokens=self._to_compute(request, placed),
+            tokens=placed.tokens,
             pages=pages,
             turn_s=turn_s,
             cold=placed.cold,

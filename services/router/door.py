@@ -1,7 +1,7 @@
 """From what a caller asks for to a job that can be queued: resolve, check, tokenize."""
 
 import asyncio
-import uuid
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +126,7 @@ class Door:
             LoraportError: ADAPTER_NOT_FOUND, REVISION_NOT_ACTIVE, INVALID_REQUEST, PROMPT_TOO_LONG,
                 EXECUTOR_UNAVAILABLE.
         """
-        request_id = uuid.uuid4().hex
+        request_id = secrets.token_hex(16)
         unit = split_unit(session=ask.session_id, user=ask.user, request=request_id)
         # What is too long to be a session is refused below, and not remembered here.
         session = ask.session_id if len(ask.session_id) <= MAX_SESSION_CHARS else ""
@@ -163,7 +163,7 @@ class Door:
             ask.prompt_token_ids, ask.continuation_token_ids, top_logprobs=ask.top_logprobs, limits=self._limits(base)
         )
         return Job(
-            id=uuid.uuid4().hex,
+            id=secrets.token_hex(16),
             tenant=tenant,
             weight=self._weight(tenant),
             base=base,

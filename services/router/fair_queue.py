@@ -117,18 +117,17 @@ class FairQueue:
         self._residence_s = residence_s
         # Tenant → base model → its lane; a tenant without requests has no entry, and no lane is empty.
         self._lanes: dict[str, dict[str, _Lane]] = {}
-        self._keys: dict[str, _Key] = {}
         self._listed: dict[str, list[_Entry]] = {}
         self._parked: dict[str, list[_Entry]] = {}
         # What waits, the oldest first.
-        self._by_arrival: dict[str, Waiting] = {}
+        self._waiting: dict[str, tuple[_Key, Waiting]] = {}
         self._running: dict[str, str] = {}
         self._running_count: dict[str, int] = {}
         self._arrivals = self._listings = 0
         self._last_left = ""
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._waiting)
 
     def offer(self, request: Waiting) -> None:
         """Accepts a request into its tenant's queue.
@@ -145,8 +144,7 @@ class FairQueue:
             self._lift(request.tenant)
         key = (-request.priority, self._arrivals)
         self._arrivals += 1
-        self._keys[request.id] = key
-        self._by_arrival[request.id] = request
+        self._waiting[request.id] = (key, request)
         lane = self._lanes.setdefault(request.tenant, lanes).get(request.base_model)
         if lane is None:
             lane = lanes[request.base_model] = _Lane(request.tenant, request.base_model)
@@ -201,7 +199,7 @@ class FairQueue:
     def expire(self, now: float) -> list[Waiting]:
         """Removes and returns the requests that waited longer than a queue may keep them."""
         over = []
-        for request in self._by_arrival.values():
+        for _, request in self._waiting.values():
             if now - request.arrived < self._residence_s:
                 break
             over.append(request)
@@ -333,16 +331,16 @@ class FairQueue:
         least = self._peek(self._listed)
         if least is not None:
             self._ledger.lift(tenant, least)
-        elif self._keys:
+        elif self._waiting:
             self._ledger.lift(tenant, self._ledger.served_ms)
         elif self._last_left:
             self._ledger.lift(tenant, self._ledger.counter(self._last_left))
 
     def _remove(self, request: Waiting) -> bool:
-        key = self._keys.pop(request.id, None)
-        if key is None:
+        found = self._waiting.pop(request.id, None)
+        if found is None:
             return False
-        del self._by_arrival[request.id]
+        key, _ = found
         lanes = self._lanes[request.tenant]
         lane = lanes[request.base_model]
         index = bisect.bisect_left(lane.rows, key, key=lambda row: row[0])

@@ -8,9 +8,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from loraport.values import DRAINING
 from services.router.working_set import WorkingSet
 from services.shared.residency import SPARE, Notice, Resident
 
+# Why an executor is sent nothing that an operator drained at this router.
+DRAINED = "is drained by an admin"
 # At most one in so many of an executor's places is kept free for tenants that used them of late, from a tenant that has
 # twice its part or more; from one that has little more than its part, accordingly fewer.
 KEPT = 2
@@ -66,6 +69,11 @@ class ExecutorView:
     max_rank: int = 0
     max_context: int = 0
     report: Notice | None = None
+
+    @property
+    def drained(self) -> bool:
+        """Whether it is sent nothing because somebody wants it so, at this router or by the executor's own word."""
+        return self.why_not in (DRAINED, DRAINING)
 
     @property
     def has_room(self) -> bool:

@@ -75,7 +75,7 @@ def parse_keys(data: bytes) -> dict[tuple[str, str], Any]:
         ValueError: it is no set, too large, or names one key twice.
     """
     try:
-        value = load_strict(data, max_bytes=MAX_SET_BYTES, max_depth=6, allow_floats=True)
+        value = load_strict(data, max_bytes=MAX_SET_BYTES, max_depth=6, allow_floats=True, wide_integers=True)
     except StrictJsonError as error:
         raise ValueError(error.detail) from None
     rows = value.get("keys") if isinstance(value, dict) else None

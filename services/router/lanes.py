@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.shared.errors import LoraportError
+from services.shared.futures import fault_of
 
 # Text up to here, in characters, takes milliseconds.
 SHORT_CHARS = 4 << 10
@@ -54,8 +55,7 @@ class Lanes:
             self._lanes.release()
             turn.release()
             self._leave(tenant)
-            if not work.cancelled():
-                work.exception()  # looked at here: whoever waited may be gone
+            fault_of(work)  # looked at here: whoever waited may be gone
 
         work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
         work.add_done_callback(ended)

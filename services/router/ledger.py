@@ -44,6 +44,11 @@ class Account:
         """What this router charged, in ms."""
         return self.prefill + self.decode + self.load + self.hold
 
+    def add(self, other: "Account") -> None:
+        """Adds the sums of another account; the counter is nobody else's."""
+        for kind in KINDS:
+            setattr(self, kind, getattr(self, kind) + getattr(other, kind))
+
 
 class Bill:
     """What one request is charged, from its admission to its end. `late_ms` is what came after the admission."""
@@ -168,9 +173,7 @@ class Ledger:
 
     def close(self, account: str) -> None:
         """Drops the account of what never comes back; its sums go to `closed`."""
-        gone = self._accounts.pop(account, Account())
-        for kind in KINDS:
-            setattr(self.closed, kind, getattr(self.closed, kind) + getattr(gone, kind))
+        self.closed.add(self._accounts.pop(account, Account()))
 
     def bound_ms(self, *, running: int) -> float:
         """Returns U: the bound on the spread between two tenants of weight 1 that both wait, each with at most

@@ -9,7 +9,7 @@ from services.router.dispatch import Dispatch
 from services.router.door import Job
 from services.router.events import Event, Finished, Scored, Started, Tokens
 from services.router.fleet_view import FleetView
-from services.router.members import DRAINED, DRAINING
+from services.router.ledger import KINDS
 from services.router.ports import Catalog
 from services.router.working_set import WorkingSet
 from services.shared import metrics, telemetry, tracing
@@ -170,7 +170,7 @@ def _sample_executors(fleet: FleetView) -> None:
     counts: Counter[str] = Counter()
     capacity = 0
     for executor in fleet.executors:
-        counts["serving" if executor.serving else "drained" if executor.why_not in (DRAINED, DRAINING) else "out"] += 1
+        counts["serving" if executor.serving else "drained" if executor.drained else "out"] += 1
         capacity += executor.report.pool_size_bytes if executor.serving and executor.report is not None else 0
     for state in metrics.EXECUTORS.labels["state"]:
         telemetry.gauge(metrics.EXECUTORS, counts[state], state=state)
@@ -191,15 +191,14 @@ def _sample_queues(dispatch: Dispatch, tenants: dict[str, TenantItem], *, max_ru
             waiting.append(dispatch.ledger.counter(state.tenant))
             oldest_s = max(oldest_s, state.oldest_wait_s)
     work: Counter[tuple[str, str]] = Counter()
-    kinds = tuple(metrics.WORK.labels["work"])
     accounts = {"": dispatch.ledger.closed, **dispatch.ledger.accounts}  # rollouts are of the class that nobody set
     for tenant, account in accounts.items():
-        for kind in kinds:
+        for kind in KINDS:
             work[kind, class_of(tenant)] += getattr(account, kind) / 1000  # type: ignore[assignment]
     for name in metrics.TENANT_CLASSES:
         telemetry.gauge(metrics.QUEUED, queued[name], tenant_class=name)
         telemetry.gauge(metrics.RUNNING, running[name], tenant_class=name)
-        for kind in kinds:
+        for kind in KINDS:
             telemetry.gauge(metrics.WORK, work[kind, name], work=kind, tenant_class=name)
     telemetry.gauge(metrics.OLDEST_WAIT, oldest_s)
     bound = dispatch.ledger.bound_ms(running=max_running)

@@ -11,13 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from services.router.fleet_view import PEAK_S, ExecutorView, FleetView, newer
+from services.router.fleet_view import DRAINED, PEAK_S, ExecutorView, FleetView, newer
 from services.router.working_set import WorkingSet
 from services.shared.residency import Notice, Resident
 
-UNKNOWN, DRAINED = "has not answered yet", "is drained by an admin"
-# By the executor's own word: an operator told it, or its process ends.
-DRAINING = "is DRAINING"
+UNKNOWN = "has not answered yet"
 # How long a revision gives way to one that starves before that must have taken its room.
 DRAIN_S = 5.0
 

@@ -89,11 +89,13 @@ class _Option:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a request goes, whether a load must begin there, how much of its prompt is likely there, and why there."""
+    """Where a request goes, whether a load must begin there, and why there. Of its prompt, `matched_tokens` are likely
+    there, and `tokens` are to be computed there as far as can be counted on."""
 
     executor: str
     cold: bool
     matched_tokens: int
+    tokens: int
     why: str
 
 
@@ -111,8 +113,8 @@ def place(view: FleetView, wish: Wish, prices: Prices = NOMINAL) -> Placed | Non
     ]
     options.sort(key=lambda option: (option.cost_ms, homes.get(option.executor.name, HOMES), option.executor.name))
     chosen, why = _settle(options, wish, prices)
-    name = chosen.executor.name
-    return Placed(name, chosen.cold, wish.matches.get(name, 0), why)
+    name, tokens = chosen.executor.name, _to_compute(chosen.executor, wish)
+    return Placed(name, chosen.cold, wish.matches.get(name, 0), tokens, why)
 
 
 def choose(view: FleetView, wish: Wish, prices: Prices = NOMINAL) -> Decision:
@@ -195,6 +197,11 @@ def _missing(executor: ExecutorView, wish: Wish) -> int:
     return max(0, wish.prompt_tokens - wish.matches.get(executor.name, 0))
 
 
+def _to_compute(executor: ExecutorView, wish: Wish) -> int:
+    """Returns how much of the prompt is to be computed there, as far as that can be counted on."""
+    return wish.prompt_tokens if executor.name in wish.doubted else _missing(executor, wish)
+
+
 def _load(executor: ExecutorView, wish: Wish, prices: Prices) -> tuple[float, str]:
     if not wish.revision_id:
         return 0.0, "base model, nothing to load"
@@ -221,7 +228,7 @@ def _against(executor: ExecutorView, wish: Wish) -> str:
         return f"holds ranks up to {executor.max_rank}, the revision has {wish.rank}"
     if executor.max_context and wish.length > executor.max_context:
         return f"takes up to {executor.max_context} tokens, the request may need {wish.length}"
-    tokens = wish.prompt_tokens if executor.name in wish.doubted else _missing(executor, wish)
+    tokens = _to_compute(executor, wish)
     if not executor.has_place(wish.tenant, wish.weight, tokens):
         if executor.is_ahead(wish.tenant, tokens):
             return f"has {sum(executor.ahead[wish.tenant])} prompt tokens of this tenant to compute"

@@ -42,6 +42,9 @@ class Execution(Protocol):
     def cancel(self) -> None:
         """Ends the request; harmless when it has ended."""
 
+    def leave(self) -> None:
+        """Takes no more interest: the executor has told everything, and ends the request in a moment or is made to."""
+
 
 class Executor(Protocol):
     """One executor."""

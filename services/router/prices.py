@@ -5,7 +5,7 @@ An executor counts its steps: how long they took and what they computed. Time is
     busy = step * steps + prefill * prompt tokens + row * decode rows + context * tokens read + adapter * MiB read
 
 so the difference between two reports is one equation, however many steps lie between. Coefficients are the least
-squares of the equations, older ones counting less, pulled towards the configured prior and never negative. Loads are
+squares of the equations, older ones counting less, pulled towards a built-in prior and never negative. Loads are
 fixed + bytes / bandwidth, learned in the same way from the loads that requests waited for.
 """
 

@@ -5,7 +5,7 @@ speaks of the fleet's own affairs. Any other is a fault between the services: th
 id.
 """
 
-from services.shared.errors import Code, LoraportError
+from services.shared.errors import REASONS, Code, LoraportError
 
 AS_IT_IS = frozenset(
     {
@@ -35,6 +35,5 @@ def for_the_caller(error: LoraportError, *, incident: str) -> LoraportError:
     if error.reason in AS_IT_IS:
         return error
     reason, text = IN_OTHER_WORDS.get(error.reason, ("INTERNAL", "internal error"))
-    told = LoraportError(reason, f"{text}, incident {incident}")
-    told.retry_after_s = RETRY_AFTER_S if told.code == Code.UNAVAILABLE else None
-    return told
+    retry_after_s = RETRY_AFTER_S if REASONS[reason][0] == Code.UNAVAILABLE else None
+    return LoraportError(reason, f"{text}, incident {incident}", retry_after_s=retry_after_s)

@@ -7,7 +7,6 @@ cancelled, the caller gone — `close` gives everything back, and once.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 import structlog
@@ -26,11 +25,9 @@ from services.router.events import (
 from services.router.passage import Passage, RelayParts
 from services.router.ports import Execution
 from services.shared.errors import LoraportError
+from services.shared.stall import Stall
 
 log = structlog.get_logger()
-
-# How long an executor that has told everything may take to end the call.
-END_S = 1.0
 
 
 class Relay:
@@ -44,9 +41,7 @@ class Relay:
         self._finished = 0
         # What the executor had of the prompt when it began.
         self._cached_tokens = 0
-        # Since when the caller has been offered something that it has not taken, on the loop's clock.
-        self._offered: float | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._unread = Stall(parts.max_unread_s, self._give_up)
         self._given_up = False
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -66,16 +61,16 @@ class Relay:
                 prompt_tokens=len(job.prompt_token_ids),
                 cached_tokens=self._cached_tokens,
             )
-            self._offer()
+            self._unread.begin()
             yield started
             self._taken()
             while True:
                 for event in self._settle(answers, said):
-                    self._offer()
+                    self._unread.begin()
                     yield event
                     self._taken()
                 if answers.done:
-                    await self._end()
+                    self._end()
                     return
                 said = await self._next()
         except LoraportError as error:
@@ -89,32 +84,17 @@ class Relay:
         execution, self._execution = self._execution, None
         if execution is not None:
             execution.cancel()
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.cancel()
+        self._unread.close()
         self._passage.close()
-
-    def _offer(self) -> None:
-        """Before a `yield`: a caller that does not come back for more in time loses its place while it stalls."""
-        loop = asyncio.get_running_loop()
-        self._offered = loop.time()
-        if self._watch is None:  # one timer follows many events
-            self._watch = loop.call_at(self._offered + self._parts.max_unread_s, self._look)
 
     def _taken(self) -> None:
         """After a `yield`. Raises LoraportError (DEADLINE_EXCEEDED) when that came too late."""
-        self._offered = None
+        self._unread.end()
         if self._given_up:
             raise LoraportError("DEADLINE_EXCEEDED", f"nothing was read for {self._parts.max_unread_s:g} s")
 
-    def _look(self) -> None:
-        self._watch = None
-        if self._offered is None:
-            return
-        loop, ends = asyncio.get_running_loop(), self._offered + self._parts.max_unread_s
-        if loop.time() < ends:
-            self._watch = loop.call_at(ends, self._look)
-            return
+    def _give_up(self) -> None:
+        """A caller that does not come back for more in time loses its place while it stalls."""
         log.info("caller does not read", request=self._job.id)
         self._given_up = True
         self.close()
@@ -167,16 +147,11 @@ class Relay:
             raise LoraportError("EXECUTOR_UNAVAILABLE", "the executor ended the stream early", retry_after_s=1.0)
         return event
 
-    async def _end(self) -> None:
-        """Lets an executor that has told everything end the call itself: ending it from here costs both sides more, and
-        looks there like a caller that left. One that an answer here did not wait for is ended by `close`."""
-        execution = self._execution
-        if execution is None or self._finished < self._job.sampling.answers:
-            return
-        self._passage.close()
-        with contextlib.suppress(LoraportError, TimeoutError):
-            async with asyncio.timeout(END_S):
-                await execution.next()
+    def _end(self) -> None:
+        """Lets go of an executor that has told everything. One that an answer here did not wait for `close` cancels."""
+        if self._execution is not None and self._finished == self._job.sampling.answers:
+            self._execution.leave()
+            self._execution = None
 
     def _settle(self, answers: Answers, event: ExecutorEvent) -> Sequence[Event]:
         if isinstance(event, ExecutorTokens):

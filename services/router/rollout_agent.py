@@ -30,6 +30,7 @@ from services.shared.catalog import CatalogView, PromptItem, RolloutItem
 from services.shared.catalog_client import CatalogClient
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
+from services.shared.futures import fault_of
 
 log = structlog.get_logger()
 
@@ -272,7 +273,7 @@ async def _token_ids(base: ServedBase, prompt: PromptItem) -> tuple[int, ...]:
 
 def _log_fault(task: asyncio.Task[None]) -> None:
     """What failed is tried again; a fault that nobody expected is said."""
-    error = None if task.cancelled() else task.exception()
+    error = fault_of(task)
     if isinstance(error, LoraportError):
         log.warning("a rollout's report was not taken", reason=error.reason)
     elif error is not None:

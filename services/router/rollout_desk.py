@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -13,9 +12,7 @@ from services.router.observations import Batch
 from services.router.probing import ProbeResult
 from services.router.rollout_losses import Loss
 from services.shared.errors import LoraportError
-from services.shared.rpc.asking import ask
-
-CALL_S = 5.0
+from services.shared.rpc.asking import ask_registry
 
 
 class RolloutDesk:
@@ -43,7 +40,7 @@ class RolloutDesk:
             failure_reason=failure,
             serving_executors=serving,
         )
-        await _ask(self._stub.ReportReadiness, request)
+        await ask_registry(self._stub.ReportReadiness, request)
 
     async def lost(self, loss: Loss) -> None:
         """Reports that an executor went away with work of the new revision."""
@@ -56,7 +53,7 @@ class RolloutDesk:
             serving_executors=[loss.executor],
             lost_epoch=loss.epoch,
         )
-        await _ask(self._stub.ReportReadiness, request)
+        await ask_registry(self._stub.ReportReadiness, request)
 
     async def probed(self, rollout: str, executor: str, revision_id: str, result: ProbeResult) -> None:
         """Reports what a probe has found."""
@@ -74,7 +71,7 @@ class RolloutDesk:
             to_perplexity=result.to_perplexity,
             failure_reason=result.failure,
         )
-        await _ask(self._stub.ReportProbe, request)
+        await ask_registry(self._stub.ReportProbe, request)
 
     async def observed(self, rollout: str, batch: Batch) -> int:
         """Reports a batch; returns the highest sequence that was taken."""
@@ -107,16 +104,12 @@ class RolloutDesk:
             ],
             outcomes=outcomes.values(),
         )
-        answer = await _ask(self._stub.ReportObservations, request)
+        answer = await ask_registry(self._stub.ReportObservations, request)
         return int(answer.sequence)
 
 
 def _finite(value: float) -> float:
     return value if math.isfinite(value) and value > 0 else 0.0
-
-
-async def _ask(method: Any, request: Any) -> Any:
-    return await ask(method, request, timeout_s=CALL_S, unavailable="REGISTRY_UNAVAILABLE")
 
 
 def is_over(error: LoraportError) -> bool:

@@ -4,7 +4,7 @@ prompt ──> queue (the rollout's account, a quarter of a tenant's weight, aft
        ──> the executor that is probed, and no other ──> kept until the whole probe has been told
 """
 
-import uuid
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -42,7 +42,7 @@ class Probes:
             tenant=item.tenant,
             revision_id=revision_id,
             base_id=base.base_id,
-            request_id=uuid.uuid4().hex,
+            request_id=secrets.token_hex(16),
             expires=int(self.clock.now()) + MAX_TICKET_LIFE_S,
         )
         return seal(ticket, self.signing_key)
@@ -75,7 +75,7 @@ class Probes:
         revision = view.revisions.get(revision_id)
         ways = 2 if both_ways else 1
         request = Waiting(
-            id=uuid.uuid4().hex,
+            id=secrets.token_hex(16),
             tenant=item.name,
             base_model=item.base_model,
             revision_id=revision_id,

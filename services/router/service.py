@@ -51,21 +51,13 @@ from services.shared.config import ConfigError
 from services.shared.paging import PageTokens
 from services.shared.rpc.channels import peer_channel
 from services.shared.rpc.identity import CertificateAuthorities
-from services.shared.rpc.server import Server
+from services.shared.rpc.server import OPEN_DOOR, Server
 from services.shared.rpc.service import first_ended
 from services.shared.rpc.telemetry import add_telemetry
 from services.shared.trust import RoleSigner, TrustError, TrustStore
 
 log = structlog.get_logger()
 
-# Anybody can connect to the users' door. Milliseconds: a connection that has not become one of TLS by then is closed,
-# and so is one without calls; none is for ever, and then its calls have longer than any may take.
-USER_DOOR = (
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 300_000),
-    ("grpc.max_connection_age_ms", 1_800_000),
-    ("grpc.max_connection_age_grace_ms", 900_000),
-)
 # How often a router that waits for its first catalog says so.
 SYNC_LOG_S = 10.0
 MIN_PEPPER_BYTES = 32
@@ -168,7 +160,7 @@ class RouterService:
         self, keeper: Doorkeeper, inference: InferenceServicer, admin: RouterAdminServicer
     ) -> tuple[Server, Server]:
         authorities = CertificateAuthorities.from_files(self._config.tls.service_ca, self._config.tls.admin_ca)
-        user_plane = Server(authorities, authenticate_user=keeper, options=USER_DOOR)
+        user_plane = Server(authorities, authenticate_user=keeper, options=OPEN_DOOR)
         user_plane.add(add_InferenceServiceServicer_to_server, inference)
         admin_plane = Server(authorities)
         admin_plane.add(add_RouterAdminServiceServicer_to_server, admin)

@@ -23,7 +23,7 @@ from services.shared import names, tracing
 from services.shared.clock import Clock
 from services.shared.errors import FaultList, LoraportError
 from services.shared.paging import PageTokens, page_size
-from services.shared.rpc.server import current_call
+from services.shared.rpc.guard import current_call
 
 CATCH_UP_S = 0.2
 
@@ -59,9 +59,6 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         # An API key is a program's, which has many users; a token is one user's.
         user = principal.label if principal.expires is not None else ""
         with self._meter.watch("generate", principal.role) as watched, self._enter(principal.role) as entry:
-            # The end of the call ends what it holds, also when nobody reads this generator to its end.
-            context.add_done_callback(lambda _context: entry.close())
-            context.add_done_callback(lambda _context: watched.end())
             with tracing.part("router.admit"):
                 job = await self._door.admit(principal.role, wire.ask_from_proto(request, user=user))
             watched.admitted(job)
@@ -69,7 +66,14 @@ class InferenceServicer(stubs.InferenceServiceServicer):
             job = self._shadows.copy(job)
             left = context.time_remaining()
             relay = Relay(job, self._relays, timeout_s=left)
-            context.add_done_callback(lambda _context: relay.close())
+
+            def ended(_context: object) -> None:
+                # It may be that nobody reads this generator to its end.
+                relay.close()
+                watched.end()
+                entry.close()
+
+            context.add_done_callback(ended)
             with self._observer.watch(job, timeout_s=left) as observed:
                 async with aclosing(relay.events()) as events:
                     async for event in events:

@@ -97,7 +97,7 @@ def _usable(header: dict[str, Any]) -> bool:
 def _object(part: str) -> dict[str, Any] | None:
     try:
         data = base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
-        value = load_strict(data, max_bytes=MAX_TOKEN, max_depth=8, allow_floats=True)
+        value = load_strict(data, max_bytes=MAX_TOKEN, max_depth=8, allow_floats=True, wide_integers=True)
     except (StrictJsonError, binascii.Error, ValueError):
         return None
     return value if isinstance(value, dict) else None

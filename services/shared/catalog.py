@@ -2,14 +2,22 @@
 
 A view is fed by `services.shared.catalog_client`. It is complete once `synced`; its epoch never goes back. What it
 says about a revision is a hint until the record's signature has been checked (`verified_record`).
+
+It shows nothing that its own list of restrictions contradicts (`services.shared.restraint`), whatever it was told. That
+the list is whole is what a checkpoint says (`services.shared.checkpoint`).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 from services.shared.quotas import NO_QUOTA, Quota
+from services.shared.restraint import About, Restraint
 from services.shared.statements import Record, StatementError, TrustedKeys, open_statement
+
+# Of more contradictions at once only the number is kept: a hand on the database can make one of every row.
+LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,15 @@ class RolloutItem:
     eval_prompts: tuple[PromptItem, ...] = ()
 
 
-Item = TenantItem | KeyItem | BaseItem | RevisionItem | AliasItem | RootItem | RolloutItem
+@dataclass(frozen=True, slots=True)
+class RestrictionItem:
+    """A leaf of the log, at its place in the list of `loraport.log.restrictions`."""
+
+    position: int
+    body: bytes
+
+
+Item = TenantItem | KeyItem | BaseItem | RevisionItem | AliasItem | RootItem | RolloutItem | RestrictionItem
 
 
 @dataclass(slots=True)
@@ -131,14 +147,19 @@ class CatalogView:
     aliases: dict[tuple[str, str, str], AliasItem] = field(default_factory=dict)
     # Running ones only, by (tenant, adapter, alias): an adapter has at most one.
     rollouts: dict[tuple[str, str, str], RolloutItem] = field(default_factory=dict)
-    # Where to look: names of revisions by tenant and by weights, of aliases by tenant. `apply` keeps them true.
-    _of_tenant: dict[str, set[str]] = field(default_factory=dict)
+    restraint: Restraint = field(default_factory=Restraint)
+    # What was told and is not shown: how often, and a line each for the first. Whoever feeds the view raises an alarm
+    # and starts both anew.
+    contradicted: int = 0
+    contradictions: list[str] = field(default_factory=list)
+    # Where to look: names of revisions by tenant and adapter, and by weights; of aliases by tenant. `apply` keeps them.
+    _of_tenant: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     _of_weights: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _aliases: dict[str, set[tuple[str, str, str]]] = field(default_factory=dict)
 
     def revisions_of(self, tenant: str) -> Iterator[RevisionItem]:
         """Yields a tenant's own revisions."""
-        return map(self.revisions.__getitem__, self._of_tenant.get(tenant, ()))
+        return map(self.revisions.__getitem__, chain.from_iterable(self._of_tenant.get(tenant, {}).values()))
 
     def aliases_of(self, tenant: str) -> Iterator[AliasItem]:
         """Yields the aliases of a tenant's own adapters."""
@@ -155,8 +176,16 @@ class CatalogView:
         return owner.quota if owner is not None else NO_QUOTA
 
     def apply(self, items: Iterable[Item], *, epoch: int, synced: bool) -> list[RevisionItem]:
-        """Takes a part of the catalog; returns the revisions that are newly REVOKED by it, or ACTIVE no longer."""
-        revoked = []
+        """Takes a part of the catalog, its restrictions first; returns the revisions that are newly REVOKED by it, or
+        ACTIVE no longer.
+
+        Raises:
+            RestrictionError: a restriction does not follow those that came before. No revision was touched, so that
+                whatever is ACTIVE no longer is told when a whole view takes the place of this one.
+        """
+        items = list(items)
+        abouts = [self.restraint.take(item.position, item.body) for item in items if isinstance(item, RestrictionItem)]
+        revoked = self._restrain({about for about in abouts if about is not None}) if self.synced else []
         for item in items:
             match item:
                 case TenantItem():
@@ -166,31 +195,72 @@ class CatalogView:
                 case BaseItem():
                     self.bases[item.base_model] = item
                 case RevisionItem():
+                    # Parts of a state that is not complete may be of different moments.
+                    shown = self._allowed(item) if self.synced else item
                     before = self.revisions.get(item.revision_id)
                     was = before.state if before is not None else ""
-                    if was != item.state and (item.state == "REVOKED" or was == "ACTIVE"):
-                        revoked.append(item)
-                    self._keep(item, before)
+                    if was != shown.state and (shown.state == "REVOKED" or was == "ACTIVE"):
+                        revoked.append(shown)
+                    self._keep(shown, before)
                 case AliasItem():
                     self._point(item)
                 case RolloutItem():
                     self._follow(item)
         self.epoch = max(self.epoch, epoch)
+        if synced and not self.synced:
+            self.revisions |= {name: self._allowed(item) for name, item in self.revisions.items()}
         self.synced = self.synced or synced
         return revoked
 
-    def replace(self, other: "CatalogView") -> list[RevisionItem]:
-        """Takes over a complete view; returns the revisions that were usable here and are no longer."""
+    def replace(self, other: "CatalogView", *, least: int | None = None) -> list[RevisionItem]:
+        """Takes over a complete view; returns the revisions that were usable here and are no longer.
+
+        `least` is the epoch that it must have reached, None for this one's.
+
+        Raises:
+            ValueError: it is older than this one.
+        """
         gone = [
             item
             for item in self.revisions.values()
             if item.state == "ACTIVE"
             and (item.revision_id not in other.revisions or other.revisions[item.revision_id].state != "ACTIVE")
         ]
-        if other.epoch < self.epoch:
-            raise ValueError(f"the catalog went back from epoch {self.epoch} to {other.epoch}")
+        least = self.epoch if least is None else least
+        if other.epoch < least:
+            raise ValueError(f"the catalog went back from epoch {least} to {other.epoch}")
         for part in fields(self):
             setattr(self, part.name, getattr(other, part.name))
+        return gone
+
+    def _allowed(self, item: RevisionItem, *, told: bool = True) -> RevisionItem:
+        """Returns an item without what the restrictions rule out; where it was `told` so, that is a contradiction."""
+        if item.state != "ACTIVE":
+            return item
+        shown, restraint = item, self.restraint
+        state = restraint.ended(item.tenant, item.adapter, item.version)
+        if state:
+            shown = replace(item, state=state)
+        elif not restraint.shares(item.tenant, item.adapter, item.shared_tenants):
+            shown = replace(item, shared_tenants=frozenset())
+        if shown is not item and told:
+            self.contradicted += 1
+            if self.contradicted <= LINES:
+                what = f"ACTIVE, the log says {state}" if state else "shared otherwise than the log says"
+                self.contradictions.append(f"{item.tenant}/{item.adapter} v{item.version} is shown as {what}")
+        return shown
+
+    def _restrain(self, abouts: set[About]) -> list[RevisionItem]:
+        """Takes back what new restrictions are about; returns what may serve no longer. The items as they are after
+        them follow, from whoever is honest."""
+        gone = []
+        for tenant, adapter in {about[:2] for about in abouts}:
+            for item in map(self.revisions.__getitem__, self._of_tenant.get(tenant, {}).get(adapter, ())):
+                if (tenant, adapter, 0) in abouts or (tenant, adapter, item.version) in abouts:
+                    shown = self._allowed(item, told=False)
+                    if shown.state != item.state:
+                        gone.append(shown)
+                    self.revisions[item.revision_id] = shown
         return gone
 
     def _keep(self, item: RevisionItem, before: RevisionItem | None) -> None:
@@ -198,10 +268,13 @@ class CatalogView:
         if before is None or before.weights_digest != item.weights_digest:
             names = self._of_weights.get(item.weights_digest, ())
             self._of_weights[item.weights_digest] = (*names, item.revision_id)
-        if before is None or before.tenant != item.tenant:
+        if before is None or (before.tenant, before.adapter) != (item.tenant, item.adapter):
             if before is not None:
-                self._of_tenant[before.tenant].discard(item.revision_id)
-            self._of_tenant.setdefault(item.tenant, set()).add(item.revision_id)
+                theirs = self._of_tenant[before.tenant]
+                theirs[before.adapter].discard(item.revision_id)
+                if not theirs[before.adapter]:
+                    del theirs[before.adapter]
+            self._of_tenant.setdefault(item.tenant, {}).setdefault(item.adapter, set()).add(item.revision_id)
 
     def _point(self, item: AliasItem) -> None:
         key = (item.tenant, item.adapter, item.alias)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import grpc
 import structlog
 
+from loraport.log.checkpoint import Floor
+from loraport.log.restrictions import Restrictions
 from loraport.registry.v1 import catalog_service_pb2 as pb
 from loraport.registry.v1 import catalog_service_pb2_grpc as stubs
 from loraport.registry.v1.adapter_service_pb2 import Revision
@@ -19,6 +21,7 @@ from services.shared.catalog import (
     Item,
     KeyItem,
     PromptItem,
+    RestrictionItem,
     RevisionItem,
     RolloutItem,
     RootItem,
@@ -69,6 +72,8 @@ def from_proto(item: pb.CatalogItem) -> Item | None:
             return AliasItem(alias.tenant, alias.adapter, alias.alias, alias.revision_id)
         case "trust_root":
             return RootItem(item.trust_root.version, item.trust_root.envelope)
+        case "restriction":
+            return RestrictionItem(item.restriction.position, item.restriction.body)
         case "rollout":
             return _rollout(item.rollout)
         case _:
@@ -104,7 +109,11 @@ class CatalogClient:
     """Follows the registry until stopped.
 
     `on_gone` hears of revisions that may serve no longer, `on_checkpoint` of signed checkpoints, each when the view has
-    reached its catalog epoch. `on_root` hears of trust roots, before anything that came with or after them is used.
+    reached its catalog epoch, with the restrictions that came before it. `on_root` hears of trust roots, before
+    anything that came with or after them is used.
+
+    A new connection may not lead back: behind what was signed where `floor` says what that is, so that an epoch which
+    nobody signed cannot shut out the true ones for ever; else behind what was told.
     """
 
     def __init__(
@@ -113,8 +122,9 @@ class CatalogClient:
         *,
         artefacts_only: bool,
         on_gone: Callable[[list[RevisionItem]], None] = lambda items: None,
-        on_checkpoint: Callable[[bytes], None] = lambda envelope: None,
+        on_checkpoint: Callable[[bytes, Restrictions], None] = lambda envelope, restrictions: None,
         on_root: Callable[[int, bytes], object] = lambda version, envelope: None,
+        floor: Callable[[], Floor] | None = None,
     ) -> None:
         self.view = CatalogView()
         self._stub = stubs.CatalogServiceStub(channel)
@@ -122,6 +132,7 @@ class CatalogClient:
         self._on_gone = on_gone
         self._on_checkpoint = on_checkpoint
         self._on_root = on_root
+        self._floor = floor
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[int] | None = None
@@ -210,13 +221,32 @@ class CatalogClient:
                     self._on_root(item.version, item.envelope)
             if incoming is not None:
                 incoming.apply(items, epoch=part.epoch, synced=part.synced)
-                gone = self.view.replace(incoming) if part.synced else []
+                gone = self._take_over(incoming) if part.synced else []
                 incoming = None if part.synced else incoming
             else:
                 gone = self.view.apply(items, epoch=part.epoch, synced=part.synced)
+            self._alarm()
             if gone:
                 self._on_gone(gone)
             if part.checkpoint and incoming is None:
-                self._on_checkpoint(part.checkpoint)
+                self._on_checkpoint(part.checkpoint, self.view.restraint.restrictions)
             async with self._changed:
                 self._changed.notify_all()
+
+    def _take_over(self, incoming: CatalogView) -> list[RevisionItem]:
+        """Puts a complete state in the place of the view. Raises ValueError when that would lead back."""
+        if self._floor is None:
+            return self.view.replace(incoming)
+        floor = self._floor()
+        signed = floor.restriction_count, floor.restriction_head
+        mine, theirs = self.view.restraint.restrictions, incoming.restraint.restrictions
+        if mine.begins_with(*signed) and not theirs.begins_with(*signed):
+            raise ValueError(f"the catalog lacks some of the {signed[0]} restrictions that were signed")
+        return self.view.replace(incoming, least=min(self.view.epoch, floor.catalog_epoch))
+
+    def _alarm(self) -> None:
+        view = self.view
+        for line in view.contradictions:
+            log.critical("ALARM: the catalog shows what its log does not say", what=line, count=view.contradicted)
+        view.contradicted = 0
+        view.contradictions.clear()

@@ -1,22 +1,23 @@
 """What a peer believes of the registry's log: the newest checkpoint, and a floor on disk that only rises.
 
 A checkpoint comes with the catalog. It is believed when its signature is good, when it does not fall below the floor,
-and, if the log has grown, when the registry proves that the log it stands for begins with the one that was seen
-before. What is not believed changes nothing, except that a second history is an alarm: nothing new is loaded until a
-checkpoint comes that continues the first. The rules are `loraport.log.checkpoint`'s.
+when the catalog has all the restrictions that it names, and, if the log has grown, when the registry proves that the
+log it stands for begins with the one that was seen before. What is not believed changes nothing, except that a second
+history is an alarm: nothing new is loaded until a checkpoint comes that continues the first. The rules are
+`loraport.log.checkpoint`'s.
 """
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
 import structlog
 
-from loraport.bundle.canonical import StrictJsonError, load_strict
+from loraport.bundle.canonical import load_strict
 from loraport.log import merkle
 from loraport.log.checkpoint import (
     MAX_SKEW_S,
@@ -29,15 +30,16 @@ from loraport.log.checkpoint import (
     judge,
     open_checkpoint,
 )
+from loraport.log.restrictions import Restrictions
 from loraport.registry.v1 import log_service_pb2 as pb
 from loraport.registry.v1.log_service_pb2_grpc import LogServiceStub
 from loraport.types.v1 import types_pb2
 from loraport.whole_file import replace_file
+from services.shared.catalog import CatalogView
 from services.shared.clock import Clock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
-from services.shared.statements import TrustedKeys
-from services.shared.trust import TrustStore
+from services.shared.trust import RoleTrust, TrustStore
 
 log = structlog.get_logger()
 
@@ -76,7 +78,7 @@ def told(seen: Seen | None) -> types_pb2.SeenCheckpoint | None:
     return types_pb2.SeenCheckpoint(tree_size=checkpoint.tree_size, root_hash=checkpoint.root_hash, envelope=envelope)
 
 
-def checkpoint_keys(trust: TrustStore) -> TrustedKeys:
+def checkpoint_keys(trust: TrustStore) -> RoleTrust:
     """Returns the keys that checkpoints may be signed with."""
     return trust.keys("timestamp")
 
@@ -106,7 +108,7 @@ class FloorFile:
             ConfigError: the file is there and is no floor. It is never guessed at: a lost floor lets old logs in.
         """
         if self._path is None:
-            log.warning("the floor of checkpoints is not kept over a restart: no state_file is configured")
+            log.warning("no state_file is configured: the newest checkpoint is forgotten at a restart")
             return default
         try:
             data = self._path.read_bytes()
@@ -115,8 +117,11 @@ class FloorFile:
         except OSError as error:
             raise ConfigError(f"cannot read {self._path}: {error.strerror}") from None
         try:
-            return _floor(load_strict(data, max_bytes=4096, max_depth=1))
-        except (StrictJsonError, ValueError):
+            value = load_strict(data, max_bytes=4096, max_depth=1)
+            if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+                raise ValueError("schema")
+            return Floor.of(value)
+        except ValueError:
             raise ConfigError(
                 f"{self._path} holds no floor of checkpoints; restore it, or remove it knowingly"
             ) from None
@@ -132,7 +137,7 @@ class FloorFile:
 class CheckpointKeeper:
     """The newest checkpoint that is believed. Belongs to one event loop."""
 
-    def __init__(self, prove: Prove, *, trusted: Mapping[str, bytes], policy: CheckpointPolicy, clock: Clock) -> None:
+    def __init__(self, prove: Prove, *, trusted: RoleTrust, policy: CheckpointPolicy, clock: Clock) -> None:
         """Reads the floor. Raises ConfigError when the state file cannot be used."""
         self._prove = prove
         self._trusted = trusted
@@ -144,19 +149,20 @@ class CheckpointKeeper:
         self.envelope = b""
         self.alarm = ""
         self._refused = ""
-        self._waiting: bytes | None = None
+        self._waiting: tuple[bytes, Restrictions] | None = None
         self._task: asyncio.Task[None] | None = None
         self._first = asyncio.Event()
         self._judged = asyncio.Event()
 
-    def offer(self, envelope: bytes) -> None:
-        """Takes a checkpoint that came with the catalog; it is judged in the background, the newest first."""
-        self._waiting = envelope
+    def offer(self, envelope: bytes, restrictions: Restrictions) -> None:
+        """Takes a checkpoint that came with the catalog, after `restrictions`, to which more may be added meanwhile; it
+        is judged in the background, the newest first."""
+        self._waiting = envelope, restrictions
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._judge_all())
 
-    async def require_fresh(self, catalog_epoch: Callable[[], int]) -> None:
-        """Returns when something new may be loaded from a catalog that has reached the epoch `catalog_epoch()`.
+    async def require_fresh(self, catalog: Callable[[], CatalogView]) -> None:
+        """Returns when something new may be loaded from the catalog as it is then.
 
         Raises:
             LoraportError: LOG_SPLIT_VIEW, CHECKPOINT_ROLLBACK (nothing newer than what was refused is known), or
@@ -170,8 +176,14 @@ class CheckpointKeeper:
                 raise LoraportError("CHECKPOINT_STALE", "no checkpoint of the registry has come yet") from None
         if self.alarm or self.newest is None or self._freshness(self.newest) is not Freshness.FRESH:
             raise LoraportError(self.doubt)
-        if catalog_epoch() < self.newest.catalog_epoch:
+        view, newest = catalog(), self.newest
+        restrictions = view.restraint.restrictions
+        if view.epoch < newest.catalog_epoch:
             raise LoraportError("CHECKPOINT_STALE", "the catalog is older than its checkpoint")
+        if not restrictions.begins_with(newest.restriction_count, newest.restriction_head):
+            raise LoraportError("CHECKPOINT_STALE", "the catalog lacks restrictions that its checkpoint names")
+        if restrictions.root_version > self._trusted.version:
+            raise LoraportError("CHECKPOINT_STALE", "a trust root that the log names is not believed here")
 
     @property
     def doubt(self) -> str:
@@ -214,13 +226,13 @@ class CheckpointKeeper:
 
     async def _judge_all(self) -> None:
         while self._waiting is not None:
-            envelope, self._waiting = self._waiting, None
+            (envelope, restrictions), self._waiting = self._waiting, None
             try:
-                refused = await self._judge(envelope)
+                refused = await self._judge(envelope, restrictions)
             except grpc.RpcError as error:
                 log.warning("no consistency proof", code=error.code().name)  # type: ignore[attr-defined]
                 await asyncio.sleep(RETRY_S)
-                self._waiting = self._waiting or envelope
+                self._waiting = self._waiting or (envelope, restrictions)
                 continue
             except OSError as error:
                 # Believing what cannot be remembered would let the next start be told an older story.
@@ -231,7 +243,7 @@ class CheckpointKeeper:
             self._judged.set()
             self._judged = asyncio.Event()
 
-    async def _judge(self, envelope: bytes) -> str:
+    async def _judge(self, envelope: bytes, restrictions: Restrictions) -> str:
         """Believes a checkpoint and returns an empty text, or returns why not."""
         try:
             new = await asyncio.to_thread(open_checkpoint, envelope, self._trusted, now=self._clock.now())
@@ -244,6 +256,16 @@ class CheckpointKeeper:
         if judgement in (Judgement.ROLLBACK, Judgement.SPLIT_VIEW):
             self._refuse(new, judgement)
             return judgement
+        if not restrictions.begins_with(new.restriction_count, new.restriction_head):
+            log.critical(
+                "ALARM: the catalog lacks restrictions that its checkpoint names",
+                named=new.restriction_count,
+                came=restrictions.count,
+            )
+            return "INCOMPLETE"
+        if not restrictions.begins_with(self.floor.restriction_count, self.floor.restriction_head):
+            self._refuse(new, Judgement.SPLIT_VIEW)
+            return Judgement.SPLIT_VIEW
         raised = self.floor.raised(new)
         if raised != self.floor:
             await asyncio.to_thread(self._file.write, raised)
@@ -270,15 +292,3 @@ class CheckpointKeeper:
             log.critical("ALARM: the registry tells two histories", **seen, **told)
         else:
             log.error("checkpoint refused: rollback", **seen, **told)
-
-
-def _floor(value: object) -> Floor:
-    fields = {"tree_size", "root_hash", "catalog_epoch", "revocation_epoch"}
-    if not isinstance(value, dict) or value.get("schema") != SCHEMA or set(value) != {*fields, "schema"}:
-        raise ValueError("fields")
-    numbers = (value["tree_size"], value["catalog_epoch"], value["revocation_epoch"])
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("numbers")
-    if len(bytes.fromhex(value["root_hash"])) != merkle.HASH_BYTES:
-        raise ValueError("root_hash")
-    return Floor(**{name: value[name] for name in fields})

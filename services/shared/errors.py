@@ -40,7 +40,7 @@ REASONS = MappingProxyType(
         "NOT_ALLOWED": (Code.PERMISSION_DENIED, "This identity may not call this method."),
         "INVALID_TICKET": (Code.PERMISSION_DENIED, "The router's ticket is not valid for this request."),
         "INVALID_SESSION": (Code.PERMISSION_DENIED, "The upload session is not valid; register the revision again."),
-        "SOURCE_NOT_ALLOWED": (Code.PERMISSION_DENIED, "The source is not on the loader's allow-list."),
+        "SOURCE_NOT_ALLOWED": (Code.PERMISSION_DENIED, "The source is not on the loader's allow-list for the tenant."),
         "UNTRUSTED_SIGNER": (Code.PERMISSION_DENIED, "Too few active signers of the tenant signed the manifest."),
         "UNTRUSTED_VERIFIER": (Code.PERMISSION_DENIED, "No trusted loader signed the verification result."),
         # what was asked
@@ -78,6 +78,7 @@ REASONS = MappingProxyType(
         "REVISION_NOT_ACTIVE": (Code.FAILED_PRECONDITION, "The revision is not ACTIVE; approve it first."),
         "INVALID_STATE": (Code.FAILED_PRECONDITION, "The state does not allow this move."),
         "VERSION_NOT_RISING": (Code.FAILED_PRECONDITION, "The version must be above every earlier one."),
+        "VERSION_TOO_FAR": (Code.FAILED_PRECONDITION, "The version must be less than 2^32 above the latest one."),
         "BASE_MODEL_UNKNOWN": (Code.FAILED_PRECONDITION, "The manifest names a base model that is not registered."),
         "WRONG_BASE": (Code.FAILED_PRECONDITION, "The revision belongs to another base model."),
         "ADAPTER_UNUSABLE": (
@@ -107,7 +108,7 @@ REASONS = MappingProxyType(
         # what is used up or down
         "QUOTA_EXCEEDED": (Code.RESOURCE_EXHAUSTED, "The tenant's quota is used up; see QuotaFailure and RetryInfo."),
         "STORAGE_FULL": (Code.RESOURCE_EXHAUSTED, "The store has no room left; nothing was kept."),
-        "HOST_TIER_FULL": (Code.RESOURCE_EXHAUSTED, "The loader's host memory is held by others."),
+        "HOST_TIER_FULL": (Code.RESOURCE_EXHAUSTED, "The loader's host memory, or the tenant's part, is in use."),
         "POOL_TOO_SMALL": (Code.RESOURCE_EXHAUSTED, "The revision does not fit the executor's adapter pool."),
         "PIN_BUDGET": (Code.RESOURCE_EXHAUSTED, "Rollouts hold as much of the adapter pool as they may."),
         "OVERLOADED": (Code.UNAVAILABLE, "The queue is full; retry after the stated delay."),

@@ -8,7 +8,7 @@ only ever grows, so what was proven once stays proven.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 import structlog
@@ -22,12 +22,12 @@ from loraport.registry.v1.log_service_pb2_grpc import LogServiceStub
 from services.shared.catalog import RevisionItem
 from services.shared.checkpoint import CheckpointKeeper
 from services.shared.errors import LoraportError
+from services.shared.futures import fault_of
 from services.shared.names import AdapterName, revision_name
-from services.shared.rpc.asking import ask
+from services.shared.rpc.asking import ask_registry
 
 log = structlog.get_logger()
 
-CALL_S = 5.0
 # How long a checkpoint that the registry has issued may take to arrive with the catalog and to be judged.
 ARRIVAL_S = 5.0
 # Proven records; one takes about 250 bytes.
@@ -51,12 +51,12 @@ class LogClient:
         self._stub = LogServiceStub(channel)
 
     async def newest_size(self) -> int:
-        answer = await _ask(self._stub.GetCheckpoint, pb.GetCheckpointRequest())
+        answer = await ask_registry(self._stub.GetCheckpoint, pb.GetCheckpointRequest())
         return int(answer.tree_size)
 
     async def inclusion(self, index: int, tree_size: int) -> tuple[bytes, Sequence[bytes]]:
         request = pb.GetInclusionProofRequest(leaf_index=index, tree_size=tree_size)
-        answer = await _ask(self._stub.GetInclusionProof, request)
+        answer = await ask_registry(self._stub.GetInclusionProof, request)
         return answer.body, tuple(answer.hashes)
 
 
@@ -106,8 +106,7 @@ class RecordProofs:
 
     def _asked(self, claim: tuple[str, int], done: asyncio.Task[None]) -> None:
         self._asking.pop(claim, None)
-        if not done.cancelled():
-            done.exception()  # whoever waited has it
+        fault_of(done)  # whoever waited has it
 
     async def _prove(self, item: RevisionItem, claim: tuple[str, int]) -> None:
         checkpoint = await self._covering(item)
@@ -162,7 +161,3 @@ class RecordProofs:
     def _refused(self, item: RevisionItem, why: str) -> LoraportError:
         log.error("ALARM: a signed record is not in the log", revision_id=item.revision_id, why=why)
         return LoraportError("RECORD_NOT_LOGGED", f"revision {item.revision_id}: {why}")
-
-
-async def _ask(method: Any, request: Any) -> Any:
-    return await ask(method, request, timeout_s=CALL_S, unavailable="REGISTRY_UNAVAILABLE")

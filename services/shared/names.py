@@ -63,7 +63,7 @@ def revision_name(adapter: AdapterName, version: int) -> str:
     return f"{adapter}/revisions/v{version}"
 
 
-def alias_name(adapter: AdapterName, alias: str) -> str:
+def alias_name(adapter: AdapterName | str, alias: str) -> str:
     """Returns `tenants/{tenant}/adapters/{adapter}/aliases/{alias}`."""
     return f"{adapter}/aliases/{alias}"
 

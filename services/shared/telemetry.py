@@ -2,24 +2,33 @@
 
 Logs are JSON lines on stderr with the trace id when there is one; they hold no prompts, keys or paths of tenants.
 Metrics are those of `services.shared.metrics`, shown at a Prometheus endpoint and, as traces are, sent over OTLP when a
-collector is configured. Recording is safe from any thread, and does nothing before `start`.
+collector is configured. Recording is safe from any thread, and seen by nobody before `start`.
 """
 
 import logging
+import math
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, MutableMapping
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from opentelemetry import metrics as otel
 from opentelemetry import trace
 from opentelemetry.metrics import CallbackOptions, MeterProvider, NoOpMeterProvider, Observation
 
+from services.shared import tracing
+from services.shared.cells import Buckets, Number
 from services.shared.metrics import METRICS, Metric
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import HistogramDataPoint
+
+log = structlog.get_logger(__name__)
 
 METER = "loraport"
 OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -48,53 +57,46 @@ class TelemetryConfig:
 
 
 class Recorder:
-    """The instruments of all metrics, on one meter provider.
+    """The cells of all metrics, and the instruments by which one meter provider reads them.
 
-    Gauges, and counters that somebody else sums up, are `set`; they keep their last value. A value is taken for the
-    labels as `Metric.bounded` gives them.
+    A value is taken for the labels as `Metric.bounded` gives them.
     """
 
     def __init__(self, provider: MeterProvider) -> None:
         meter = provider.get_meter(METER)
-        self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in METRICS}
-        self._histograms: dict[str, otel.Histogram] = {}
-        self._meter = meter
+        # A key is the labels in the order of the table.
+        self._cells: dict[str, dict[tuple[tuple[str, str], ...], Any]] = {name: {} for name in METRICS}
         self._lock = threading.Lock()
         for metric in METRICS.values():
-            self._make(metric)
-
-    def _make(self, metric: Metric) -> None:
-        about = {"unit": metric.unit, "description": metric.help}
-        if metric.kind == "histogram":
-            buckets = list(metric.buckets)
-            self._histograms[metric.name] = self._meter.create_histogram(
-                metric.name, explicit_bucket_boundaries_advisory=buckets, **about
-            )
-        elif metric.kind == "gauge":
-            self._meter.create_observable_gauge(metric.name, [self._reader(metric.name)], **about)
-        else:
-            self._meter.create_observable_counter(metric.name, [self._reader(metric.name)], **about)
+            # A histogram is read as the number of its values, in whose place our readers put it (`readers.filled`).
+            make = meter.create_observable_gauge if metric.kind == "gauge" else meter.create_observable_counter
+            make(metric.name, [self._reader(metric.name)], unit=metric.unit, description=metric.help)
 
     def _reader(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def read(_options: CallbackOptions) -> Iterable[Observation]:
             # A copy: other threads go on recording.
-            return [Observation(value, dict(labels)) for labels, value in self._values[name].copy().items()]
+            return [Observation(cell.value, dict(labels)) for labels, cell in self._cells[name].copy().items()]
 
         return read
 
-    def count(self, metric: Metric, amount: float = 1, **labels: str) -> None:
-        """Adds to a counter."""
-        values, key = self._values[metric.name], tuple(metric.bounded(labels).items())
+    def cell(self, metric: Metric, labels: Mapping[str, str]) -> Any:
+        """Returns where a metric's values with these labels are kept: `Buckets` of a histogram, else a `Number`."""
+        # Labels in the order of the table, each of its set, are the key as they come.
+        found = self._cells[metric.name].get(tuple(labels.items()))
+        return found if found is not None else self._bounded(metric, labels)
+
+    def _bounded(self, metric: Metric, labels: Mapping[str, str]) -> Any:
+        bounded, cells = metric.bounded(labels), self._cells[metric.name]
+        key = tuple((name, bounded[name]) for name in metric.labels)
         with self._lock:
-            values[key] = values.get(key, 0) + amount
+            if key not in cells:
+                cells[key] = Buckets(metric.buckets) if metric.kind == "histogram" else Number()
+            return cells[key]
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """Puts a value into a histogram; an exemplar of it names the trace that is recorded now."""
-        self._histograms[metric.name].record(value, metric.bounded(labels))
-
-    def set(self, metric: Metric, value: float, **labels: str) -> None:
-        """Sets a gauge, or a counter whose sum somebody else keeps."""
-        self._values[metric.name][tuple(metric.bounded(labels).items())] = value
+    def points(self, metric: Metric) -> "list[HistogramDataPoint]":
+        """Returns a histogram as OpenTelemetry shows one, a point for each of its series."""
+        now_ns = time.time_ns()
+        return [cell.point(dict(labels), now_ns) for labels, cell in self._cells[metric.name].copy().items()]
 
 
 _recorder = Recorder(NoOpMeterProvider())
@@ -114,18 +116,29 @@ def restore(recorder: Recorder) -> Recorder:
 
 
 def count(metric: Metric, amount: float = 1, **labels: str) -> None:
-    """See `Recorder.count`."""
-    _recorder.count(metric, amount, **labels)
+    """Adds to a counter."""
+    _recorder.cell(metric, labels).add(amount)
 
 
 def observe(metric: Metric, value: float, **labels: str) -> None:
-    """See `Recorder.observe`."""
-    _recorder.observe(metric, value, **labels)
+    """Puts a value into a histogram, in whose bucket it names the trace that is recorded now.
+
+    One that is negative or not finite is no value: the log says so.
+    """
+    if not 0 <= value < math.inf:
+        log.warning("no value for a histogram", metric=metric.name, value=value)
+        return
+    _recorder.cell(metric, labels).put(value, tracing.sampled())
 
 
 def gauge(metric: Metric, value: float, **labels: str) -> None:
-    """See `Recorder.set`."""
-    _recorder.set(metric, value, **labels)
+    """Sets a gauge, or a counter whose sum somebody else keeps."""
+    _recorder.cell(metric, labels).value = value
+
+
+def histogram_points(metric: Metric) -> "list[HistogramDataPoint]":
+    """See `Recorder.points`."""
+    return _recorder.points(metric)
 
 
 def setup(service: str, *, level: str = "INFO") -> None:
@@ -156,9 +169,9 @@ def start(service: str, config: TelemetryConfig) -> int:
     from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
-    from prometheus_client import REGISTRY, start_http_server
+    from prometheus_client import REGISTRY
 
-    from services.shared import tracing
+    from services.shared.metrics_door import MetricsServer
     from services.shared.prometheus_page import PageReader
 
     # Without the second, two processes of a service would be one series.
@@ -175,7 +188,8 @@ def start(service: str, config: TelemetryConfig) -> int:
     if config.metrics_listen:
         global _port
         host, _, port = config.metrics_listen.rpartition(":")
-        server, _ = start_http_server(int(port), addr=host.strip("[]"))
+        server = MetricsServer(host.strip("[]"), int(port))
+        server.begin()
         _port = int(server.server_port)
     return _port
 
@@ -199,9 +213,10 @@ def otlp_target(endpoint: str) -> dict[str, Any]:
 
 def _otlp_metrics(endpoint: str) -> Any:
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    return PeriodicExportingMetricReader(OTLPMetricExporter(**otlp_target(endpoint)))
+    from services.shared.readers import OtlpReader
+
+    return OtlpReader(OTLPMetricExporter(**otlp_target(endpoint)))
 
 
 def _adopt_libraries(processors: list[Any]) -> None:
@@ -216,7 +231,7 @@ def _adopt_libraries(processors: list[Any]) -> None:
 
 
 def _add_trace_id(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    context = trace.get_current_span().get_span_context()
+    context = tracing.current().get_span_context()
     if context.is_valid:
         event["trace_id"] = trace.format_trace_id(context.trace_id)
     return event

@@ -36,6 +36,7 @@ PURE = (
     "loraport.log.merkle",
     "loraport.log.peers",
     "loraport.log.replay",
+    "loraport.log.restrictions",
     "loraport.log.signatures",
     "loraport.patience",
     "loraport.trust.delegation",
@@ -44,12 +45,14 @@ PURE = (
     "services.shared.access",
     "services.shared.catalog",
     "services.shared.errors",
+    "services.shared.futures",
     "services.shared.metrics",
     "services.shared.names",
     "services.shared.paging",
     "services.shared.prefix_hash",
     "services.shared.quotas",
     "services.shared.residency",
+    "services.shared.restraint",
     "services.shared.sampling",
     "services.shared.split",
     "services.shared.statements",
@@ -73,6 +76,7 @@ PURE = (
     "services.loader.fetch.sources",
     "services.loader.host_tier",
     "services.loader.quota",
+    "services.loader.shares",
     "services.loader.stages",
     "services.router.answers",
     "services.router.catalog_view",
@@ -206,6 +210,13 @@ def test_nothing_listens_on_every_address() -> None:
             continue
         # "0.0.0.0/8" is a network that the loader refuses to fetch from, not an address to listen on.
         assert not re.search(r'"(0\.0\.0\.0|\[?::\]?)(:\d*)?"', module.path.read_text()), module.name
+
+
+def test_every_server_is_one_with_the_guard() -> None:
+    for module in modules():
+        if module.name != "services.shared.rpc.server":
+            text = module.path.read_text()
+            assert not re.search(r"grpc\.(aio\.)?server\(|add_(in)?secure_port\(", text), module.name
 
 
 def test_importing_has_no_side_effect_and_needs_no_torch() -> None:

@@ -37,9 +37,11 @@ from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.statements import Record, Ticket, seal
 from tests.support.roots import write_root
+from tests.support.tiny import ALL, make_adapter, make_base
 from tests.support.translog import FakeLog
 
 State = adapters.Revision.State
+TWO = ("one", "two")
 
 
 @dataclass
@@ -71,6 +73,8 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
     released: list[str] = field(default_factory=list)
     rollouts: list[catalog.CatalogRollout] = field(default_factory=list)
     refuse: str = ""
+    # How many of the log's restrictions the catalog tells; None for all.
+    withheld: int | None = None
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -121,6 +125,10 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
         self.published[done.revision_id] = done
         return done
 
+    def publish_two(self, root: Path) -> list[str]:
+        """Publishes the adapters of `two_adapters` and returns their revisions."""
+        return [self.publish(root / "base", root / name).revision_id for name in TWO]
+
     async def tell(self) -> None:
         """Makes the followers see what changed."""
         async with self.changed:
@@ -130,6 +138,8 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         while True:
             seen = self.epoch
+            for p in self.published.values():
+                self.log.share(f"tenants/{p.tenant}/adapters/{p.name}", p.shared)
             items = [
                 catalog.CatalogItem(
                     revision=catalog.CatalogRevision(
@@ -150,6 +160,7 @@ class Peers(CatalogServiceServicer, LoaderServiceServicer):
                 for p in self.published.values()
             ]
             items += [catalog.CatalogItem(rollout=rollout) for rollout in self.rollouts]
+            items = self.log.told()[: self.withheld] + items
             yield catalog.WatchResponse(epoch=seen, items=items, synced=True, checkpoint=self.checkpoint())
             async with self.changed:
                 await self.changed.wait_for(lambda: self.epoch > seen)  # noqa: B023 - waited for at once
@@ -230,6 +241,15 @@ class Rig:
 
     async def state(self) -> Any:
         return await self.stub.State(pb.StateRequest(), timeout=60)
+
+
+def two_adapters(root: Path) -> Any:
+    """Saves a base and two adapters of it in folders of `root`; returns the base."""
+    base = make_base(root / "base")
+    (root / "base" / "tokenizer.json").write_text("{}")
+    for seed, name in enumerate(TWO):
+        make_adapter(base, root / name, seed=seed, r=4, lora_alpha=8, target_modules=ALL)
+    return base
 
 
 def slowly(rig: Rig) -> None:

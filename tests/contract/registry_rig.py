@@ -155,12 +155,17 @@ class Rig:
     channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
     signers: dict[str, SigningKey] = field(default_factory=dict)
 
+    def connect(self, identity: str) -> grpc.aio.Channel:
+        """Returns a channel of its own, for somebody who closes it."""
+        certificate, key = LEAVES[identity]
+        credentials = grpc.ssl_channel_credentials(SERVICE_CA[0], key, certificate)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 8 << 20)]
+        return grpc.aio.secure_channel(self.address, credentials, options=options)
+
     def channel(self, identity: str) -> grpc.aio.Channel:
+        """Returns the channel of an identity, which ends with the registry."""
         if identity not in self.channels:
-            certificate, key = LEAVES[identity]
-            credentials = grpc.ssl_channel_credentials(SERVICE_CA[0], key, certificate)
-            options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 8 << 20)]
-            self.channels[identity] = grpc.aio.secure_channel(self.address, credentials, options=options)
+            self.channels[identity] = self.connect(identity)
         return self.channels[identity]
 
     def tenants(self, identity: str = "admin") -> tenant_stubs.TenantServiceStub:

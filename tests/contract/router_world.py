@@ -36,6 +36,7 @@ from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.statements import Record, Ticket, open_ticket, seal
 from tests.support.roots import write_root
+from tests.support.translog import FakeLog
 
 SERVICE_CA, ADMIN_CA = make_ca("service"), make_ca("admin")
 PEPPER = b"p" * 32
@@ -76,6 +77,8 @@ class FakeRegistry(catalog_stubs.CatalogServiceServicer, base_stubs.BaseModelSer
         self.spec, self.key = spec, key
         self.base_id = base_id(spec)
         self.items: list[cpb.CatalogItem] = []
+        self.log = FakeLog(key)
+        self._logged = 0  # items whose shares the log has
         self.epoch = 1
         self.held = False  # changes are kept back from watchers, as a slow network would
         self.asked = 0
@@ -92,13 +95,22 @@ class FakeRegistry(catalog_stubs.CatalogServiceServicer, base_stubs.BaseModelSer
         async with self._changed:
             self._changed.notify_all()
 
+    def _log_shares(self) -> None:
+        for item in self.items[self._logged :]:
+            if item.HasField("revision"):
+                name = f"tenants/{item.revision.tenant}/adapters/{item.revision.adapter}"
+                self.log.share(name, item.revision.shared_tenants)
+        self._logged = len(self.items)
+
     async def Watch(self, request, context) -> AsyncIterator[cpb.WatchResponse]:
-        sent = 0
+        sent = listed = 0
         while True:
-            items, sent = self.items[sent:], len(self.items)
-            yield cpb.WatchResponse(epoch=self.epoch, items=items, synced=True)
+            self._log_shares()
+            seen, told = len(self.items), self.log.told()
+            yield cpb.WatchResponse(epoch=self.epoch, items=told[listed:] + self.items[sent:seen], synced=True)
+            sent, listed = seen, len(told)
             async with self._changed:
-                await self._changed.wait_for(lambda: len(self.items) > sent and not self.held)  # noqa: B023
+                await self._changed.wait_for(lambda: len(self.items) > seen and not self.held)  # noqa: B023
 
     async def GetEpoch(self, request, context) -> cpb.GetEpochResponse:
         self.asked += 1
@@ -156,6 +168,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     resident: list[str] = field(default_factory=list)
     pause_s: float = 0.0
     held: asyncio.Event | None = None  # answers begin, and go on when it is set
+    lingers: bool = False  # has told everything, and does not end
     load_ms: float = 0.0
     cached_tokens: int = 0
     fail_before: Callable[[], None] = lambda: None
@@ -187,6 +200,8 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
 
     async def Execute(self, request, context) -> AsyncIterator[epb.ExecuteResponse]:
         ticket = open_ticket(request.ticket, self.trusted, now=time.time())
+        # Who sees a request among the running ones may turn the knobs for the next: this one has what it came upon.
+        pause_s, held = self.pause_s, self.held
         self.requests.append((ticket, request))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -198,8 +213,10 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
                     revision_id=began, base_id=self.base_id, load_ms=self.load_ms, cached_token_count=self.cached_tokens
                 )
             )
-            async for response in self._answer(request):
+            async for response in self._answer(request, pause_s, held):
                 yield response
+            if self.lingers:
+                await asyncio.Event().wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -208,11 +225,12 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
 
     async def Probe(self, request, context) -> epb.ProbeResponse:
         ticket = open_ticket(request.ticket, self.trusted, now=time.time())
+        pause_s = self.pause_s
         self.requests.append((ticket, request))
         self.running += 1
         try:
             self.fail_before()
-            await asyncio.sleep(self.pause_s)
+            await asyncio.sleep(pause_s)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -240,14 +258,16 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
             self.resident.append(request.revision_id)
         return epb.PreloadResponse(revision_id=request.revision_id, load_ms=1.0, pinned=True)
 
-    async def _answer(self, request) -> AsyncIterator[epb.ExecuteResponse]:
+    async def _answer(
+        self, request: epb.ExecuteRequest, pause_s: float, held: asyncio.Event | None
+    ) -> AsyncIterator[epb.ExecuteResponse]:
         most = request.sampling.max_tokens
-        if self.held is not None:
-            await self.held.wait()
+        if held is not None:
+            await held.wait()
         for count, token in enumerate(self.reply[:most]):
             if count == self.fail_after:
                 raise LoraportError("NON_FINITE_LOGITS")
-            await asyncio.sleep(self.pause_s)
+            await asyncio.sleep(pause_s)
             logprobs = []
             if request.sampling.HasField("logprobs"):
                 chosen = types_pb2.TokenLogprob(token_id=token, logprob=-0.5)
@@ -393,7 +413,7 @@ class World:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
 
-async def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
+async def eventually(condition: Callable[[], object], seconds: float = 180.0) -> None:
     """Waits until something holds; how long it takes is not what a test is about."""
     async with asyncio.timeout(seconds):
         while not condition():

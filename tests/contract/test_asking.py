@@ -9,7 +9,8 @@ import pytest
 from loraport.registry.v1 import log_service_pb2 as pb
 from loraport.registry.v1 import log_service_pb2_grpc as stubs
 from services.shared.errors import LoraportError
-from services.shared.rpc.asking import ask
+from services.shared.rpc import asking
+from services.shared.rpc.asking import ask_registry
 from services.shared.rpc.channels import CHANNEL_OPTIONS
 from services.shared.rpc.status import trailing_metadata
 from tests.support.ports import free_port
@@ -59,7 +60,7 @@ async def serve(address: str, log: Log) -> grpc.aio.Server:
 
 async def reason(method: Any, timeout_s: float = 60.0) -> str:
     try:
-        await ask(method, pb.GetCheckpointRequest(), timeout_s=timeout_s, unavailable=GONE)
+        await ask_registry(method, pb.GetCheckpointRequest(), timeout_s=timeout_s)
     except LoraportError as error:
         return error.reason
     return ""
@@ -115,3 +116,18 @@ async def test_what_breaks_off_is_asked_once_more(
         assert log.asked == asked
     finally:
         await server.stop(0)
+
+
+async def test_each_of_the_two_tries_has_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, paused = [], []
+
+    async def breaks_off(request: Any, *, timeout: float, wait_for_ready: bool, metadata: Any) -> Any:
+        times.append(timeout)
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+    async def pause(seconds: float) -> None:
+        paused.append(seconds)
+
+    monkeypatch.setattr(asking.asyncio, "sleep", pause)
+    assert await reason(breaks_off, 7.0) == GONE
+    assert (times, paused) == ([7.0, 7.0], [asking.PAUSE_S])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.executor_rig import Peers, Rig, running
+from tests.contract.executor_rig import Peers, Rig, running, two_adapters
 from tests.loader_rig import reason, until
-from tests.support.tiny import ALL, greedy, make_adapter, make_base, prompt_of, with_adapter
+from tests.support.tiny import greedy, prompt_of, with_adapter
 from tests.support.translog import FakeLog
 
 P = prompt_of(33)
@@ -21,10 +21,7 @@ GRACE = 30.0
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("fresh")
-    base = make_base(root / "base")
-    (root / "base" / "tokenizer.json").write_text("{}")
-    for seed, name in enumerate(("one", "two")):
-        make_adapter(base, root / name, seed=seed, r=4, lora_alpha=8, target_modules=ALL)
+    base = two_adapters(root)
     return root, greedy(with_adapter(base, root / "one"), P, 12)
 
 
@@ -32,8 +29,7 @@ def family(tmp_path_factory: pytest.TempPathFactory):
 async def rig(tmp_path: Path, family) -> AsyncIterator[Rig]:
     root, _ = family
     peers = Peers()
-    for name in ("one", "two"):
-        peers.publish(root / "base", root / name)
+    peers.publish_two(root)
     policy = {"state_file": str(tmp_path / "state" / "floor.json"), "grace_s": GRACE}
     async with running(tmp_path, root / "base", peers, checkpoint=policy) as rig:
         yield rig

@@ -14,8 +14,9 @@ from loraport.executor.v1 import executor_service_pb2_grpc as executor_stubs
 from loraport.registry.v1 import tenant_service_pb2 as pb
 from loraport.registry.v1 import tenant_service_pb2_grpc as stubs
 from services.shared.errors import FaultList, LoraportError
+from services.shared.rpc.guard import current_call
 from services.shared.rpc.identity import CertificateAuthorities
-from services.shared.rpc.server import Server, current_call
+from services.shared.rpc.server import Server
 from services.shared.rpc.status import DETAILS_KEY
 
 SERVICE_CA, ADMIN_CA, STRANGER_CA = make_ca("service"), make_ca("admin"), make_ca("stranger")
@@ -79,7 +80,7 @@ def reason(error: grpc.RpcError) -> str:
     return next(info.reason for info, detail in zip(infos, status.details, strict=True) if detail.Unpack(info))
 
 
-async def get(address: str, leaf: tuple[bytes, bytes] | None, name: str = "x", timeout: float | None = 10) -> pb.Tenant:
+async def get(address: str, leaf: tuple[bytes, bytes] | None, name: str = "x", timeout: float | None = 60) -> pb.Tenant:
     async with channel(address, leaf) as link:
         return await stubs.TenantServiceStub(link).GetTenant(pb.GetTenantRequest(name=name), timeout=timeout)
 
@@ -192,7 +193,13 @@ async def test_a_taken_port_is_an_error(address: str) -> None:
 
 async def test_a_server_with_an_unlisted_method_does_not_start() -> None:
     server = Server(CertificateAuthorities({"service": SERVICE_CA[0], "admin": ADMIN_CA[0]}))
-    server._methods.append("/loraport.registry.v1.TenantService/DropEverything")
+    handler = grpc.unary_unary_rpc_method_handler(Tenants().GetTenant)
+    server.add(
+        lambda _, door: door.add_registered_method_handlers(
+            "loraport.registry.v1.TenantService", {"DropEverything": handler}
+        ),
+        None,
+    )
     with pytest.raises(ValueError, match="DropEverything"):
         await server.start()
 

@@ -1,10 +1,13 @@
 """What an operator may set about what is let in: a tenant's bytes of a day, and the norm of an update."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import grpc
 import pytest
 
+from services.loader import service
+from services.loader.fetch.limits import FetchLimits
 from services.loader.receive import MAX_CONFIG_BYTES
 from services.shared.rpc.status import from_rpc_error
 from tests.bundle_files import tensors, weights
@@ -48,3 +51,12 @@ async def test_the_limit_of_an_update_is_the_operators(tmp_path: Path, address: 
         assert {violation.code for violation in answer.violations} == {"UPDATE_NORM"}
     async with running(tmp_path, address, folder, admission={"max_update_norm": 0}) as rig:
         assert (await rig.upload(rig.registry.register(seed=305))).admitted
+
+
+async def test_connections_last_as_long_as_the_largest_upload(
+    tmp_path: Path, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = MagicMock(wraps=service.Server)
+    monkeypatch.setattr(service, "Server", opened)
+    async with running(tmp_path, address, folder, admission={"max_weights_bytes": 8 << 30}) as rig:
+        assert opened.call_args.kwargs["options"] == service.door(rig.service._config, FetchLimits())

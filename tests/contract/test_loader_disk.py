@@ -41,7 +41,7 @@ async def forget(rig: Rig) -> None:
     """Empties host memory, as if other revisions had needed the room."""
     host = rig.service.host
     await until(lambda: not host._tasks)
-    host._close(host._tier.reserve("test", host._tier.budget_bytes))
+    host._close(host._tier.reserve("test", host._tier.budget_bytes, tenants=("test",)))
     host._tier.cancel("test")
     assert host.inventory().entries == ()
 

@@ -17,7 +17,9 @@ from loraport.dev.pki import make_ca, make_leaf
 from loraport.errors import PermissionDeniedError
 from loraport.loader.v1 import loader_service_pb2 as pb
 from loraport.types.v1 import types_pb2
+from services.loader.fetch.faults import FAULTS
 from services.loader.fetch.http import Transport
+from services.shared.errors import LoraportError
 from services.shared.rpc.status import from_rpc_error
 from services.shared.statements import seal
 from tests.loader_rig import ACCESS, SECRET, Bundle, Rig, State, reason, running, stored, until
@@ -35,7 +37,6 @@ STAGES = [
     types_pb2.LOAD_STAGE_RESOLVE,
     types_pb2.LOAD_STAGE_FETCH,
     types_pb2.LOAD_STAGE_VERIFY,
-    types_pb2.LOAD_STAGE_PROMOTE,
 ]
 
 
@@ -64,11 +65,15 @@ async def result(call: Any) -> tuple[list[int], Any]:
     return [event.stage.stage for event in events[:-1]], events[-1].result
 
 
-async def fault(call: Any) -> tuple[str, str]:
-    """Returns the reason of a failure and what is wrong with the source."""
+async def failure(call: Any) -> LoraportError:
     with pytest.raises(grpc.RpcError) as caught:
         await result(call)
-    error = from_rpc_error(caught.value, unavailable="INTERNAL")
+    return from_rpc_error(caught.value, unavailable="INTERNAL")
+
+
+async def fault(call: Any) -> tuple[str, str]:
+    """Returns the reason of a failure and what is wrong with the source."""
+    error = await failure(call)
     return error.reason, error.metadata.get("fault", "")
 
 
@@ -170,10 +175,30 @@ async def test_bytes_that_were_not_signed_are_quarantined_like_an_upload(rig: Ri
     bundle = rig.registry.register(seed=4)
     world.script = serving(bundle, weights=bundle.weights[:-4] + b"\0\0\x80\x3f")
     stages, answer = await result(start(rig, bundle, https=HTTPS))
-    assert stages == STAGES[:3]
+    assert stages == STAGES
     assert not answer.admitted
     assert [violation.code for violation in answer.violations] == ["DIGEST_MISMATCH"]
     assert rig.registry.revisions[bundle.revision_id].state == State.STATE_QUARANTINED
+
+
+async def test_of_bytes_that_were_not_signed_nothing_is_told(rig: Rig, world: World) -> None:
+    """They may be somebody else's: neither their digest nor what a config holds is the caller's to know."""
+    bundle = rig.registry.register(seed=12)
+    foreign = b'{"peft_type": "LORA", "a_secret_key": "a secret", "init_lora_weights": "another secret"}'
+
+    def script(request: Request, wire: Wire) -> None:
+        wire.file(foreign if request.path == "/c" else b"\0" * len(bundle.weights), ETag='"1"')
+
+    world.script = script
+    _, answer = await result(start(rig, bundle, https=HTTPS))
+    assert [(v.code, v.subject) for v in answer.violations] == [
+        ("DIGEST_MISMATCH", "adapter_config.json"),
+        ("DIGEST_MISMATCH", "adapter_model.safetensors"),
+    ]
+    assert not answer.warnings
+    for told in (str(answer), str(rig.registry.admitted[-1].violations)):
+        assert "secret" not in told
+        assert "sha256:" not in told.replace(bundle.revision_id, "")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +208,7 @@ async def test_bytes_that_were_not_signed_are_quarantined_like_an_upload(rig: Ri
         ({"https": pb.HttpsSource(config_url="https://files.example/c", weights_url="http://x/")}, "SCHEME"),
         ({"https": pb.HttpsSource(config_url="https://169.254.169.254/c")}, "IP_LITERAL"),
         ({"hub": pb.HubSource(repository="acme/pirate", commit="main")}, "COMMIT"),
-        ({"s3": pb.S3Source(endpoint="lake", bucket="a", config_key="c", weights_key="w")}, "ENDPOINT"),
+        ({"s3": pb.S3Source(endpoint="lake", bucket="a", config_key="c", weights_key="w")}, "STORE_NOT_ALLOWED"),
     ],
     ids=str,
 )
@@ -284,7 +309,10 @@ async def test_a_bundle_from_a_real_object_store(tmp_path: Path, address: str, f
         return socket.create_connection(("127.0.0.1", port), timeout_s)
 
     transport = Transport(limits=PATIENT, resolve=lambda host, _: ["10.20.30.40"], connect=connect)
-    store = {"address": "lake.example:9000", "buckets": ["adapters"], "ca_file": str(tmp_path / "lake-ca.pem")}
+    store = {
+        "address": "lake.example:9000", "buckets": ["adapters"], "ca_file": str(tmp_path / "lake-ca.pem"),
+        "tenants": {"acme": "acme/", "globex": "globex/"},
+    }  # fmt: skip
     imports = {
         "s3": {
             "lake": {**store, "private": True, "credentials": str(tmp_path / "lake-keys")},
@@ -295,18 +323,34 @@ async def test_a_bundle_from_a_real_object_store(tmp_path: Path, address: str, f
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         async with running(tmp_path, address, folder, transport=transport, imports=imports) as rig:
-            bundle = rig.registry.register(seed=10)
+            bundle, foreign = rig.registry.register(seed=10), rig.registry.register(seed=10, tenant="globex")
+            other = rig.registry.register(seed=10, tenant="initech")
             (lake / "adapters" / "acme" / "config v1.json").write_bytes(bundle.config)
             (lake / "adapters" / "acme" / "weights").write_bytes(bundle.weights)
+            (lake / "adapters" / "acme" / "short").write_bytes(bundle.weights[:-1])
 
-            def source(endpoint: str, **changed: str) -> Any:
+            def source(endpoint: str, asking: Bundle = bundle, bucket: str = "adapters", **changed: str) -> Any:
                 keys = {"config_key": "acme/config v1.json", "weights_key": "acme/weights", **changed}
-                return start(rig, bundle, s3=pb.S3Source(endpoint=endpoint, bucket="adapters", **keys))
+                return start(rig, asking, s3=pb.S3Source(endpoint=endpoint, bucket=bucket, **keys))
 
             await until(lambda: _listens(port))
             assert await fault(source("public")) == ("SOURCE_NOT_ALLOWED", "ADDRESS")
             assert (await fault(source("anonymous")))[1] in ("STATUS", "DENIED")  # rclone answers 400
             assert await fault(source("lake", weights_key="acme/none")) == ("SOURCE_UNUSABLE", "MISSING")
+            # What is there for others, or for nobody, is one and the same; and no host of the operator's is named.
+            refusals = [
+                await failure(call)
+                for call in (
+                    source("lake", foreign), source("lake", other), source("lake", foreign, weights_key="none"),
+                    source("lake", bucket="others"), source("pond"), source("lake", weights_key="globex/weights"),
+                )
+            ]  # fmt: skip
+            assert {(error.reason, error.message) for error in refusals} == {
+                ("SOURCE_NOT_ALLOWED", f"STORE_NOT_ALLOWED: {FAULTS['STORE_NOT_ALLOWED'][1]}")
+            }
+            for endpoint, key, code in (("public", "weights", "ADDRESS"), ("lake", "short", "SIZE")):
+                error = await failure(source(endpoint, weights_key=f"acme/{key}"))
+                assert error.message == f"{code}: {FAULTS[code][1]}"
             stages, answer = await result(source("lake"))
             assert stages == STAGES
             assert answer.admitted

@@ -26,6 +26,13 @@ async def rig(tmp_path: Path, address: str, folder: Path) -> AsyncIterator[Rig]:
         await until(lambda: stored(folder, "quarantine") == [])
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that sends nothing keeps its place for as long as a test needs it."""
+    monkeypatch.setattr("services.loader.receive.PATIENCE_S", 600.0)
+    monkeypatch.setattr("services.loader.intake.PATIENCE_S", 600.0)
+
+
 async def test_good_bundle_is_verified_and_kept_under_its_digest(rig: Rig) -> None:
     bundle = rig.registry.register()
     answer = await rig.upload(bundle)
@@ -51,6 +58,24 @@ async def test_two_uploads_at_once_are_judged_once(rig: Rig) -> None:
     answers = await asyncio.gather(*(rig.upload(bundle) for _ in range(3)))
     assert all(answer.admitted for answer in answers)
     assert len(rig.registry.admitted) == 1
+
+
+async def test_a_newer_session_of_a_revision_takes_its_turn_over(
+    tmp_path: Path, address: str, folder: Path, patient: None
+) -> None:
+    async with running(tmp_path, address, folder, upload_idle_s=600.0) as rig:
+        bundle = rig.registry.register(seed=40)
+        first, *_ = upload_parts(seal(bundle.session, rig.registry.key), bundle.config, bundle.weights)
+
+        async def never_ends() -> AsyncIterator[object]:
+            yield first
+            await asyncio.Event().wait()
+
+        held = rig.uploads.Upload(never_ends(), timeout=60)
+        await until(lambda: bundle.revision_id in rig.service.intake._turns._one._of_key)
+        newer = replace(bundle, session=replace(bundle.session, expires=bundle.session.expires + 1))
+        assert (await rig.upload(newer)).admitted
+        assert await reason(held) == "OVERLOADED"
 
 
 async def test_equal_weights_of_several_tenants_share_one_object(rig: Rig) -> None:
@@ -286,18 +311,46 @@ async def test_store_that_does_not_keep_what_it_takes_is_caught(rig: Rig) -> Non
     assert rig.stored_path(bundle).read_bytes() == bundle.weights
 
 
-async def test_uploads_of_one_tenant_take_turns(tmp_path: Path, address: str, folder: Path) -> None:
+async def test_uploads_of_one_tenant_take_turns(tmp_path: Path, address: str, folder: Path, patient: None) -> None:
     async with running(tmp_path, address, folder, turns={"uploads": 2, "uploads_per_tenant": 1}) as rig:
         slow, other = rig.registry.register(seed=21), rig.registry.register(seed=22)
         foreign = rig.registry.register(seed=23, tenant="globex")
         call = rig.uploads.Upload(timeout=60)
         await call.write(pb.UploadRequest(session=seal(slow.session, rig.registry.key)))
-        await until(lambda: rig.service.intake._slots._of_key)
+        await until(lambda: rig.service.intake._turns._places._of_key)
         waiting = asyncio.create_task(rig.upload(other))
         assert (await rig.upload(foreign)).admitted
         assert not waiting.done()
         call.cancel()
         assert (await waiting).admitted
+
+
+async def test_a_second_upload_of_a_revision_waits_without_a_place(
+    tmp_path: Path, address: str, folder: Path, patient: None
+) -> None:
+    async with running(tmp_path, address, folder, turns={"uploads": 2, "uploads_per_tenant": 2}) as rig:
+        bundle, other = rig.registry.register(seed=31), rig.registry.register(seed=32)
+        session = pb.UploadRequest(session=seal(bundle.session, rig.registry.key))
+        calls = [rig.uploads.Upload(timeout=60) for _ in range(2)]
+        turns = rig.service.intake._turns
+        for call in calls:
+            await call.write(session)
+        await until(lambda: [users for _, users in turns._one._of_key.values()] == [2])
+        await until(lambda: "acme" in turns._places._of_key)
+        assert [users for _, users in turns._places._of_key.values()] == [1], "one of two places is left"
+        assert (await rig.upload(other)).admitted
+        for call in calls:
+            call.cancel()
+        assert (await rig.upload(bundle)).admitted
+
+
+async def test_an_upload_that_trickles_is_ended(
+    tmp_path: Path, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if it had been going on for long: whatever comes is too little.
+    monkeypatch.setattr("services.loader.receive.PATIENCE_S", -1e6)
+    async with running(tmp_path, address, folder) as rig:
+        assert await reason(rig.upload(rig.registry.register(seed=33))) == "DEADLINE_EXCEEDED"
 
 
 async def test_restart_sweeps_quarantine(tmp_path: Path, address: str, folder: Path) -> None:

@@ -12,11 +12,10 @@ from loraport.trust.edit import next_root
 from loraport.trust.root import Role
 from services.shared.statements import seal
 from services.shared.trust import TrustStore
-from tests import loader_rig
 from tests.contract import executor_rig
-from tests.loader_rig import reason
+from tests.loader_rig import Rig, reason
 from tests.support.roots import sealed
-from tests.support.tiny import ALL, make_adapter, make_base, prompt_of
+from tests.support.tiny import prompt_of
 
 P = prompt_of(21)
 
@@ -35,16 +34,7 @@ def chain_of(service: object) -> TrustStore:
     return service._registry._on_root.__self__  # type: ignore[attr-defined, no-any-return]
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[loader_rig.Rig]:
-    folder = tmp_path / "s3-folder"
-    folder.mkdir()
-    with loader_rig.s3_server(folder) as address:
-        async with loader_rig.running(tmp_path, address, folder) as rig:
-            yield rig
-
-
-async def test_the_loader_goes_by_the_place_of_the_record(rig: loader_rig.Rig) -> None:
+async def test_the_loader_goes_by_the_place_of_the_record(rig: Rig) -> None:
     first, second = await rig.admit(seed=71), await rig.admit(seed=72)
     for bundle in (first, second):
         await rig.ensure(bundle)
@@ -63,12 +53,9 @@ async def test_the_loader_goes_by_the_place_of_the_record(rig: loader_rig.Rig) -
 
 @pytest.fixture
 async def executor(tmp_path: Path) -> AsyncIterator[executor_rig.Rig]:
-    base = make_base(tmp_path / "base")
-    (tmp_path / "base" / "tokenizer.json").write_text("{}")
+    executor_rig.two_adapters(tmp_path)
     peers = executor_rig.Peers()
-    for seed, name in enumerate(("one", "two")):
-        make_adapter(base, tmp_path / name, seed=seed, r=4, lora_alpha=8, target_modules=ALL)
-        peers.publish(tmp_path / "base", tmp_path / name)
+    peers.publish_two(tmp_path)
     async with executor_rig.running(tmp_path, tmp_path / "base", peers) as rig:
         yield rig
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract import executor_rig
 from tests.loader_rig import Rig, reason, until
-from tests.support.tiny import ALL, make_adapter, make_base, prompt_of
+from tests.support.tiny import prompt_of
 
 P = prompt_of(33)
 
@@ -18,18 +18,14 @@ P = prompt_of(33)
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("logged")
-    base = make_base(root / "base")
-    (root / "base" / "tokenizer.json").write_text("{}")
-    for seed, name in enumerate(("one", "two")):
-        make_adapter(base, root / name, seed=seed, r=4, lora_alpha=8, target_modules=ALL)
+    executor_rig.two_adapters(root)
     return root
 
 
 @pytest.fixture
 async def executor(tmp_path: Path, family: Path) -> AsyncIterator[executor_rig.Rig]:
     peers = executor_rig.Peers()
-    for name in ("one", "two"):
-        peers.publish(family / "base", family / name)
+    peers.publish_two(family)
     async with executor_rig.running(tmp_path, family / "base", peers) as rig:
         yield rig
 

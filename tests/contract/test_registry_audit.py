@@ -1,6 +1,7 @@
 """Audit events on both databases: a chain that only grows, and what the door refuses."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from loraport.cli.audit import _event
 from loraport.log.events import verify_chain
+from loraport.registry.v1 import adapter_service_pb2 as adapter_pb
 from loraport.registry.v1 import audit_service_pb2 as pb
 from loraport.registry.v1 import tenant_service_pb2 as tenant_pb
 from services.registry.refusals import PER_WINDOW
@@ -97,3 +99,35 @@ async def test_refused_calls_are_kept_up_to_a_bound_and_then_counted(rig: Rig) -
     with rig.service._database.read() as connection:
         last = connection.execute(text("SELECT principal, reason FROM audit_events ORDER BY sequence DESC")).first()
     assert last == (router, "3 more refused calls")
+
+
+async def test_what_a_service_asks_for_in_vain_is_kept_up_to_a_bound_and_what_an_operator_does_always(rig: Rig) -> None:
+    before = len(await events(rig))
+    asked = adapter_pb.AdmitRevisionRequest(verification_envelope=b"{}")
+    for _ in range(PER_WINDOW + 3):
+        call = rig.adapters("loader").AdmitRevision(asked, timeout=TIMEOUT)
+        assert await reason_of(call) == "INVALID_VERIFICATION"
+    again = tenant_pb.CreateTenantRequest(tenant_id="acme")
+    for _ in range(PER_WINDOW + 3):
+        assert await reason_of(rig.tenants().CreateTenant(again, timeout=TIMEOUT)) == "TENANT_EXISTS"
+    said = Counter((item.principal.rpartition("/")[2], item.reason) for item in (await events(rig))[before:])
+    assert said == {("loader", "INVALID_VERIFICATION"): PER_WINDOW, ("ops", "TENANT_EXISTS"): PER_WINDOW + 3}
+    await rig.service.stop()
+    with rig.service._database.read() as connection:
+        last = connection.execute(text("SELECT principal, reason FROM audit_events ORDER BY sequence DESC")).first()
+    assert last == ("spiffe://loraport.local/service/loader", "3 more refused calls")
+
+
+async def test_what_one_caller_is_refused_at_the_door_and_behind_it_has_one_bound(rig: Rig) -> None:
+    before = len(await events(rig))
+    wanted, asked = tenant_pb.CreateTenantRequest(tenant_id="globex"), adapter_pb.AdmitRevisionRequest()
+    half = PER_WINDOW // 2
+    for _ in range(half):
+        assert await reason_of(rig.tenants("loader").CreateTenant(wanted, timeout=TIMEOUT)) == "NOT_ALLOWED"
+    for _ in range(PER_WINDOW):
+        assert await reason_of(rig.adapters("loader").AdmitRevision(asked, timeout=TIMEOUT)) == "INVALID_VERIFICATION"
+    await rig.service.stop()  # what the door noted is written by then
+    with rig.service._database.read() as connection:
+        rows = connection.execute(text("SELECT reason FROM audit_events ORDER BY sequence")).scalars().all()
+    left_out = f"{half} more refused calls"
+    assert Counter(rows[before:]) == {"NOT_ALLOWED": half, "INVALID_VERIFICATION": PER_WINDOW - half, left_out: 1}

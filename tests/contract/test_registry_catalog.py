@@ -1,6 +1,7 @@
 """What peers hear, aliases, lists of adapters and the audit log, over real connections."""
 
 import asyncio
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -84,6 +85,20 @@ async def test_executors_hear_of_artefacts_only_but_of_every_epoch(rig: Rig) -> 
     await client.stop()
 
 
+@pytest.mark.parametrize("identity", ["loader", "executor"])
+async def test_only_routers_hear_of_tenants_and_keys_whatever_is_asked(rig: Rig, identity: str) -> None:
+    await rig.keys().CreateApiKey(key_pb.CreateApiKeyRequest(parent="tenants/acme"), timeout=TIMEOUT)
+    active = await rig.active("acme", "pirate", 1, "one")
+    client = await follow(rig, identity, artefacts_only=False)
+    assert set(client.view.revisions) == {active.revision_id}
+    assert (client.view.tenants, client.view.keys) == ({}, {})
+    await rig.tenant("globex")
+    await rig.keys().CreateApiKey(key_pb.CreateApiKeyRequest(parent="tenants/globex"), timeout=TIMEOUT)
+    assert await client.catch_up(TIMEOUT)
+    assert (client.view.tenants, client.view.keys) == ({}, {})
+    await client.stop()
+
+
 async def test_a_spoiled_upload_is_replaced_by_the_new_announcement(rig: Rig) -> None:
     client = await follow(rig)
     bad = manifest("acme", "pirate", 1)
@@ -150,6 +165,7 @@ async def test_changes_of_one_moment_reach_their_epoch_with_the_last_message(
     async with serving(write_config(tmp_path, poll_interval_s=3600.0)) as rig:
         stream = rig.catalog().Watch(catalog_pb.WatchRequest(), timeout=TIMEOUT)
         assert not (await stream.read()).synced  # the trust root
+        assert not (await stream.read()).synced  # its leaf, a restriction
         assert (await stream.read()).synced
         # The watcher is told nothing while the changes are made, so they reach it together.
         rig.service._database.listen(lambda epoch: None)
@@ -320,3 +336,29 @@ async def test_every_change_is_audited_allowed_or_refused(rig: Rig) -> None:
     assert [event.sequence for event in everything] == sorted((e.sequence for e in everything), reverse=True)
     assert (everything[0].decision, everything[0].reason) == ("refused", "INVALID_NAME")
     assert "\n" not in everything[0].resource
+
+
+async def test_a_watcher_hears_what_was_taken_back_while_a_checkpoint_takes_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.registry.servicers.catalog.RENEW_S", 0.01)
+    async with serving(write_config(tmp_path)) as rig:
+        await rig.base()
+        await rig.tenant("acme")
+        one = await rig.active("acme", "bot", 1, "one")
+        checkpoints, go = rig.service._checkpoints, threading.Event()
+        make = checkpoints._make
+        monkeypatch.setattr(checkpoints, "_make", lambda: (go.wait(), make())[1])
+        try:
+            await rig.revoke(one.name)
+            stream = rig.catalog().Watch(catalog_pb.WatchRequest(), timeout=TIMEOUT)
+            states = []
+            while not (part := await stream.read()).synced:
+                states += [item.revision.state for item in part.items if item.HasField("revision")]
+            assert pb.Revision.STATE_REVOKED in states
+        finally:
+            go.set()
+        early = part.checkpoint
+        while part.checkpoint in (b"", early):
+            part = await stream.read()
+        stream.cancel()

@@ -132,6 +132,8 @@ async def test_an_unknown_base_is_refused(rig: Rig) -> None:
 async def test_versions_rise_and_content_is_registered_once(rig: Rig) -> None:
     one = await rig.active("acme", "pirate", 5, "one")
     assert await reason_of(rig.register("acme", manifest("acme", "pirate", 5, content="two"))) == "VERSION_NOT_RISING"
+    far = manifest("acme", "pirate", 5 + 2**32, content="two")
+    assert await reason_of(rig.register("acme", far)) == "VERSION_TOO_FAR"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await rig.register("acme", manifest("acme", "pirate", 6, content="one"))
     assert info_of(caught.value).reason == "REVISION_EXISTS"

@@ -79,6 +79,26 @@ async def test_a_good_revision_is_promoted_step_by_step(rig: Rig, hands: Hands, 
     await _told_everywhere(rig, ended)
 
 
+@pytest.mark.parametrize("identity", ["loader", "executor"])
+async def test_prompts_are_for_routers_only(rig: Rig, hands: Hands, peer: CatalogClient, identity: str) -> None:
+    early, late = (CatalogClient(rig.channel(identity), artefacts_only=False) for _ in range(2))
+    early.start()
+    assert await early.wait_synced(TIMEOUT)
+    rollout = await hands.start(quorum_count=1)
+    await hands.ready(rollout.name)
+    await hands.until(rollout.name, in_state("PROBING"))
+    late.start()
+    assert await late.wait_synced(TIMEOUT)
+    assert await early.catch_up(TIMEOUT)
+    assert await peer.catch_up(TIMEOUT)
+    assert peer.view.rollouts[KEY].golden_prompts
+    for client in (early, late):
+        seen = client.view.rollouts[KEY]
+        assert (seen.from_revision_id, seen.to_revision_id) == (hands.old, hands.new), "these stay where they are"
+        assert (seen.state, seen.golden_prompts, seen.eval_prompts) == ("PROBING", (), ())
+        await client.stop()
+
+
 async def _told_everywhere(rig: Rig, ended: pb.Rollout) -> None:
     """Every move is a leaf of the log and an audit event."""
     leaves = (await rig.log().ListLeaves(log_pb.ListLeavesRequest(page_size=500), timeout=TIMEOUT)).leaves

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,19 +10,20 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import event, insert, inspect, select, text
+from sqlalchemy import Connection, event, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from loraport.bundle.digest import sha256_digest
 from loraport.log import merkle
-from loraport.log.leaf import parse_leaf
+from loraport.log.leaf import FIRST, Leaf, parse_leaf
+from loraport.log.restrictions import KINDS
 from loraport.registry.v1 import adapter_service_pb2 as pb
 from loraport.registry.v1 import tenant_service_pb2 as tenant_pb
 from services.registry.store import accounts, feed, log
 from services.registry.store.database import Database
-from services.registry.store.migrate import upgrade
+from services.registry.store.migrate import downgrade, upgrade
 from services.registry.store.revisions import find_current
-from services.registry.store.tables import METADATA, catalog_state, revisions
+from services.registry.store.tables import METADATA, catalog_state, log_restrictions, revisions, tenants
 from services.shared.catalog import TenantItem
 from services.shared.catalog_client import CatalogClient
 from services.shared.config import ConfigError
@@ -119,6 +121,90 @@ async def test_a_revision_knows_the_leaf_of_its_record_also_from_before_it_did(r
     database.close()
 
 
+async def test_what_was_taken_back_is_found_also_where_it_was_before_there_was_a_list(rig: Rig, url: str) -> None:
+    one, two = [await rig.active("acme", "pirate", version, f"c{version}") for version in (1, 2)]
+    await rig.revoke(one.name)
+    share = pb.ShareAdapterRequest(name="tenants/acme/adapters/pirate", shared_tenants=["tenants/globex"])
+    await rig.tenant("globex")
+    await rig.adapters().ShareAdapter(share, timeout=TIMEOUT)
+    refused = manifest("acme", "pirate", 3, content="c3")
+    await rig.register("acme", refused)
+    await rig.admit(refused, admitted=False)
+    database = Database(url)
+    told = select(log_restrictions.c.position, log_restrictions.c.leaf_index, log_restrictions.c.head)
+    records = select(revisions.c.version).where(revisions.c.record_leaf > 0).order_by(revisions.c.version)
+
+    def listed() -> tuple[list[object], list[object]]:
+        with database.read() as connection:
+            rows = [tuple(row) for row in connection.execute(told.order_by(log_restrictions.c.position))]
+            kinds = [parse_leaf(log.leaf_body(connection, index)).kind for _, index, _ in rows]
+            log.require_computed(log.compute(connection), log.state(connection))
+            assert kinds == ["TRUST_ROOT", "REVOKED", "SHARED", "QUARANTINED"]
+            return [(place, index, bytes(head)) for place, index, head in rows], connection.execute(
+                records
+            ).scalars().all()
+
+    before = listed()
+    assert before[1] == [two.version]
+    downgrade(database, to="0008")
+    with database.exclusive() as connection:
+        connection.execute(text("UPDATE revisions SET record_leaf = 3 WHERE version = 1"))
+    upgrade(database)
+    assert listed() == before
+    with pytest.raises(DBAPIError, match="append-only"), database.exclusive() as connection:
+        connection.execute(text("DELETE FROM log_restrictions"))
+    database.close()
+
+
+def older_append(connection: Connection, index: int, kind: str) -> None:
+    """Appends a leaf as a release without the list does."""
+    leaf = Leaf(index=index, time=1, kind=kind, resource="", digest="sha256:" + "0" * 64, previous=FIRST).body()
+    values = {"index": index, "body": leaf}
+    connection.execute(
+        text("INSERT INTO log_leaves (leaf_index, revocation, body) VALUES (:index, FALSE, :body)"), values
+    )
+    made = merkle.new_nodes(index, merkle.leaf_hash(leaf), [])
+    connection.execute(
+        text("INSERT INTO log_nodes (level, node_index, hash) VALUES (:level, :index, :hash)"),
+        [{"level": level, "index": place, "hash": value} for (level, place), value in made],
+    )
+
+
+def test_an_older_release_that_still_writes_leaves_no_gap_in_what_was_taken_back(url: str) -> None:
+    database = Database(url)
+    upgrade(database)
+    for kind in KINDS:
+        with pytest.raises(DBAPIError, match="not in log_restrictions"), database.write() as transaction:
+            older_append(transaction.connection, 0, kind)
+    with database.write() as transaction:
+        older_append(transaction.connection, 0, "RECORD")
+    with database.read() as connection:
+        log.require_computed(log.compute(connection), log.state(connection))
+    database.close()
+
+
+def test_what_an_older_release_writes_while_the_list_is_made_is_in_it(url: str) -> None:
+    database = Database(url)
+    if database.engine.dialect.name != "postgresql":
+        pytest.skip("SQLite has one writer at a time")
+    upgrade(database, to="0008")
+    thread = threading.Thread(target=upgrade, args=(database,))
+    with database.write() as transaction:
+        older_append(transaction.connection, 0, "REVOKED")
+        thread.start()
+        waiting = text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+        found = None
+        while thread.is_alive() and found is None:
+            time.sleep(0.01)
+            with database.read() as connection:
+                found = connection.execute(waiting).first()
+    thread.join()
+    with database.read() as connection:
+        assert log.restrictions(connection).count == 1
+        log.require_computed(log.compute(connection), log.state(connection))
+    database.close()
+
+
 def test_migrations_run_once_whoever_comes_first(url: str) -> None:
     databases = [Database(url) for _ in range(4)]
     faults: list[BaseException] = []
@@ -191,7 +277,7 @@ def test_the_feed_pages_and_tells_changes(database: Database, monkeypatch: pytes
     names = ["a", "a-1", "a1", "b", "z"]
     for name in reversed(names):
         add_tenant(database, name)
-    _, kind, *_ = feed.kinds(artefacts_only=False)
+    kind = next(kind for kind in feed.kinds(artefacts_only=False) if kind[0] is tenants)
     chunks = list(feed.scan(database, kind))
     assert [len(chunk) for chunk in chunks] == [2, 2, 1]
     assert [item.tenant for chunk in chunks for item in chunk] == names
@@ -205,8 +291,8 @@ def test_the_feed_is_read_by_index(database: Database) -> None:
     if database.engine.dialect.name != "sqlite":
         pytest.skip("one planner is enough")
     with database.read() as connection:
-        for table, statement, _, _ in feed.kinds(artefacts_only=False):
-            query = statement.where(table.c.epoch > 5).order_by(table.c.epoch)
+        for table, statement, key, _ in feed.kinds(artefacts_only=False):
+            query = statement.where(table.c.epoch > 5).order_by(table.c.epoch, *key)
             compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
             plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {compiled}")))
             assert f"ix_{table.name}_epoch" in plan, plan

@@ -158,6 +158,19 @@ async def test_a_delegation_behind_a_rotation_is_signed_by_the_new_key(
     assert not open_delegation(said.envelope, {new.key_id: new.public_pem}).publishers[0].valid
 
 
+async def test_a_verification_behind_the_rotation_that_ends_its_key_is_refused(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the rotation's commit and the process hearing of it."""
+    monkeypatch.setattr(rig.service._roots, "follow", lambda: None)
+    payload = manifest("acme", "pirate", 1, content="one")
+    await rig.register("acme", payload)
+    old = await newest(rig)
+    keys = {"role": Role.LOADER, "public_keys": [SigningKey.generate().public_pem], "since": await size(rig)}
+    await submit(rig, next_root(old, now=old.issued, compromised=True, **keys))
+    assert await reason_of(rig.admit(payload)) == "UNTRUSTED_VERIFIER"
+
+
 class Silent:
     """A signer that fails, as a program that hangs or a key file that is not there yet."""
 
@@ -228,6 +241,37 @@ async def test_a_publishers_revisions_stop_from_a_place_on(rig: Rig) -> None:
     assert (await state(rig, old.name))[0] == "QUARANTINED"
     negative = key_pb.RevokeSignerRequest(name=name, since_log_index=-1)
     assert await reason_of(rig.keys().RevokeSigner(negative, timeout=TIMEOUT)) == "INVALID_REQUEST"
+
+
+async def test_versions_that_a_stolen_key_used_up_are_given_back(rig: Rig) -> None:
+    await rig.active("acme", "pirate", 1, "one")
+    place, thief = await size(rig), rig.signers["acme"]
+    far = 2**32
+    stolen = {}
+    for version, content in ((2, "w"), (far, "x"), (far + 1, "x"), (far + 2, "y"), (far + 3, "z")):  # one is superseded
+        stolen[version] = (await rig.register("acme", manifest("acme", "pirate", version, content=content))).revision
+    await rig.revoke(stolen[far + 3].name)
+    await rig.admit(manifest("acme", "pirate", far + 2, content="y"), admitted=False)
+    second = SigningKey.generate()
+    signer = key_pb.Signer(public_key_pem=second.public_pem.decode())
+    made = key_pb.CreateSignerRequest(parent="tenants/acme", signer_id="second", signer=signer)
+    await rig.keys().CreateSigner(made, timeout=TIMEOUT)
+    rig.signers["acme"] = second
+    wanted = manifest("acme", "pirate", 3, content="two")
+    assert await reason_of(rig.register("acme", wanted)) == "VERSION_NOT_RISING"
+    request = key_pb.RevokeSignerRequest(name="tenants/acme/signers/ci", since_log_index=place)
+    await rig.keys().RevokeSigner(request, timeout=TIMEOUT)
+    shown = await rig.adapters().GetAdapter(
+        adapter_pb.GetAdapterRequest(name="tenants/acme/adapters/pirate"), timeout=TIMEOUT
+    )
+    assert shown.latest_version == 2, "the number after it is free"
+    assert (await rig.register("acme", wanted)).revision.version == 3
+    # Their names stay taken: the log has said something of each.
+    for version in stolen:
+        again = manifest("acme", "pirate", version, content=f"new {version}")
+        assert await reason_of(rig.register("acme", again)) == "VERSION_NOT_RISING"
+    rig.signers["acme"] = thief
+    assert await reason_of(rig.register("acme", manifest("acme", "pirate", 4, content="4"))) == "UNTRUSTED_SIGNER"
 
 
 async def test_a_threshold_counts_valid_signers(rig: Rig) -> None:

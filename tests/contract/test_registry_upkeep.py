@@ -141,7 +141,7 @@ def with_another_leaf(lines: list[bytes]) -> list[bytes]:
         (lambda path: _flipped(path), "not whole"),
         (lambda path: rewritten(path, lambda lines: lines[:-1]), "rows that it names"),
         (lambda path: rewritten(path, without_a_leaf), "root that it names"),
-        (lambda path: rewritten(path, with_another_leaf), "root that it names"),
+        (lambda path: rewritten(path, with_another_leaf), "log is damaged: .* hashes"),
         (lambda path: rewritten(path, lambda lines: [lines[0].replace(b"loraport", b"other"), *lines[1:]]), "not a"),
         (lambda path: rewritten(path, lambda lines: [_of_migration(lines[0], "9999"), *lines[1:]]), "migration 9999"),
     ],
@@ -194,6 +194,8 @@ async def test_migrations_go_forward_and_back(url: str, tmp_path: Path) -> None:
         assert MigrationContext.configure(connection).get_current_revision() == "0005"
     assert names == ["acme"]
     upgrade(database)
+    # A list that is made anew is as old as the catalog.
+    before["log_restrictions"] = [(*row[:-1], 0) for row in before["log_restrictions"]]
     assert everything(database) == before
     with database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []

@@ -177,7 +177,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 
 async def reports(board: Board, kind: str, condition: Callable[[dict[str, bytes]], bool]) -> dict[str, bytes]:
     """Waits for routers' reports of a kind on the board that are as wanted."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while not condition(found := await board.get_reports(kind)):
             await asyncio.sleep(0.05)
     return found

@@ -23,8 +23,8 @@ KEY = (("authorization", f"Bearer {api_key('acme')}"),)
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     # A peer that does not answer is gone after seconds here, after forty in earnest. One that does has the time to.
     quick = {"keepalive_time_ms": 1000, "http2.ping_timeout_ms": 4000, "server_handshake_timeout_ms": 8000}
-    options = tuple((dict(service.USER_DOOR) | {f"grpc.{name}": value for name, value in quick.items()}).items())
-    monkeypatch.setattr(service, "USER_DOOR", options)
+    options = tuple((dict(service.OPEN_DOOR) | {f"grpc.{name}": value for name, value in quick.items()}).items())
+    monkeypatch.setattr(service, "OPEN_DOOR", options)
     world = World(tmp_path)
     world.registry.items += [world.registry.base()]
     for tenant in ("acme", "globex"):

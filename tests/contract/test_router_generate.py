@@ -21,6 +21,7 @@ from loraport import (
 )
 from loraport.errors import LoraportError as ClientError
 from loraport.registry.v1 import catalog_service_pb2 as cpb
+from services.router import executor_client
 from services.shared.errors import LoraportError
 from tests.contract.router_world import CONTEXT, World, api_key, digest, eventually
 
@@ -144,6 +145,20 @@ async def test_cancelling_the_client_cancels_the_executor(world: World) -> None:
     await eventually(lambda: executor.cancelled == 1 and executor.running == 0)
     queues = world.router._admission._dispatch.queue
     await eventually(lambda: not queues.states(0))
+
+
+async def test_an_executor_that_has_told_everything_ends_its_call_or_is_made_to(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = world.executors["e0"]
+    async with world.client() as client:
+        await client.generate("x", adapter="pirate")
+        await eventually(lambda: executor.running == 0)
+        assert executor.cancelled == 0
+        monkeypatch.setattr(executor_client, "END_S", 0.2)
+        executor.lingers = True
+        await client.generate("x", adapter="pirate")
+        await eventually(lambda: executor.cancelled == 1 and executor.running == 0)
 
 
 async def test_a_waiting_request_leaves_when_its_client_does(world: World) -> None:

@@ -6,11 +6,9 @@ Set LORAPORT_TEST_S3=host:port (with LORAPORT_TEST_S3_KEYS=access,secret) to hol
 import gzip
 import io
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from services.loader.ports import ObjectMissing
 from services.loader.store import PART_BYTES, S3Store
 from services.shared.errors import LoraportError
 from tests.loader_rig import ACCESS, SECRET, s3_server, s3_store, tiny_folder
+from tests.support.http_store import http_server, respond
 
 
 @pytest.fixture(scope="module")
@@ -109,42 +108,6 @@ def test_nobody_listening_is_said_soon() -> None:
     with pytest.raises(LoraportError) as caught:
         get(s3_store("127.0.0.1:1"), "x")
     assert (caught.value.reason, caught.value.retry_after_s is not None) == ("STORE_UNAVAILABLE", True)
-
-
-@contextmanager
-def http_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[S3Store, list[str]]]:
-    """A server that answers everything the same way, and the paths it was asked for."""
-    seen: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            seen.append(f"{self.command} {self.path}")
-            self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            answer(self)
-
-        do_GET = do_PUT = do_HEAD = do_DELETE = handle_any
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield s3_store(f"127.0.0.1:{server.server_port}"), seen
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def respond(handler: BaseHTTPRequestHandler, status: int, body: bytes = b"", **headers: str) -> None:
-    handler.send_response(status)
-    for name, value in {"Content-Length": str(len(body)), **headers}.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.end_headers()
-    if handler.command != "HEAD":
-        handler.wfile.write(body)
 
 
 def test_redirects_are_not_followed() -> None:

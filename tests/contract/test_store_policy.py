@@ -7,10 +7,9 @@ No MinIO is at hand here. Policies are the same language; of what moto takes oth
 import io
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -37,6 +36,7 @@ from services.loader.ports import ObjectMissing
 from services.loader.store import S3Store
 from services.shared.errors import LoraportError
 from tests.loader_rig import State, running
+from tests.support.http_store import served
 
 ACCOUNT = "123456789012"
 EVERYTHING = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
@@ -261,14 +261,8 @@ def admin_server() -> Iterator[tuple[str, list[tuple[str, str, dict[str, list[st
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{http.server_port}", seen
-        finally:
-            http.shutdown()
-            thread.join()
+    with served(Handler) as address:
+        yield address, seen
 
 
 def test_minio_is_told_the_policy_the_user_and_that_they_belong_together(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from services.executor.kernels.graphs import (
     Bucket,
     CaptureBudget,
     CaptureCost,
+    Variants,
     adapter_counts,
     all_buckets,
     choose_bucket,
@@ -19,6 +20,10 @@ from services.executor.kernels.graphs import (
 COST = CaptureCost(layers=32, row_bytes=2**20)
 ENOUGH = CaptureBudget(seconds=1e9, bytes=2**60)
 limits = st.tuples(st.integers(1, 600), st.integers(1, 100))
+
+
+def every_bucket(max_rows: int, max_adapters: int, variants: Variants) -> list[Bucket]:
+    return [bucket for _, bucket in all_buckets(max_rows=max_rows, max_adapters=max_adapters, variants=variants)]
 
 
 def variants(rows: int, adapters: int) -> tuple[str, ...]:
@@ -36,7 +41,7 @@ def test_a_step_takes_the_smallest_bucket_that_holds_it(limit: tuple[int, int], 
     rows = data.draw(st.integers(1, max_rows))
     adapters = data.draw(st.integers(0, min(rows, max_adapters)))
     captured = plan_captures(max_rows=max_rows, max_adapters=max_adapters, variants=variants, cost=COST, budget=ENOUGH)
-    assert set(captured) == set(all_buckets(max_rows=max_rows, max_adapters=max_adapters, variants=variants))
+    assert set(captured) == set(every_bucket(max_rows, max_adapters, variants))
     own = data.draw(st.sampled_from(["b-usual", "a-wide", "other"]))
     bucket = choose_bucket(captured, rows=rows, adapters=adapters, variant=own)
     assert bucket is not None
@@ -66,7 +71,7 @@ def test_captures_stay_within_the_budget(limit: tuple[int, int], seconds: float,
     assert list(captured[: len(usual)]) == sorted(usual, reverse=True), "large first"
     assert list(captured[len(usual) :]) == sorted(set(captured) - set(usual), reverse=True), "then what is a luxury"
     if len(usual) < len(captured):
-        every = all_buckets(max_rows=max_rows, max_adapters=max_adapters, variants=one)
+        every = every_bucket(max_rows, max_adapters, one)
         assert set(usual) == set(every), "which is not paid for with what is usual"
     assert len(set(captured)) == len(captured)
 
@@ -74,7 +79,7 @@ def test_captures_stay_within_the_budget(limit: tuple[int, int], seconds: float,
 @given(limits, st.data())
 def test_whatever_is_captured_a_step_is_held_or_runs_eagerly(limit: tuple[int, int], data: st.DataObject) -> None:
     max_rows, max_adapters = limit
-    every = all_buckets(max_rows=max_rows, max_adapters=max_adapters, variants=variants)
+    every = every_bucket(max_rows, max_adapters, variants)
     some = data.draw(st.lists(st.sampled_from(every), unique=True))
     rows = data.draw(st.integers(1, max_rows * 2))
     adapters = data.draw(st.integers(0, min(rows, max_adapters * 2)))
@@ -87,7 +92,7 @@ def test_the_buckets_of_a_common_size() -> None:
     assert row_sizes(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
     assert adapter_counts(64) == (0, 1, 2, 4, 8, 16, 64)
     assert adapter_counts(16) == (0, 1, 2, 4, 8, 16)
-    assert Bucket(1, 2, "b-usual") not in all_buckets(max_rows=64, max_adapters=64, variants=one)
-    buckets = all_buckets(max_rows=64, max_adapters=64, variants=one)
+    assert Bucket(1, 2, "b-usual") not in every_bucket(64, 64, one)
+    buckets = every_bucket(64, 64, one)
     assert (len(buckets), round(sum(COST.seconds(b) for b in buckets), 1)) == (62, 3.9)
     assert sum(COST.own_bytes(b) for b in buckets) // 2**20 == 257

@@ -103,10 +103,10 @@ def dialled(file: object) -> list[tuple[str, str]]:
     return list(zip(seen, names, strict=True))
 
 
-def attempt(work: Callable[..., Any], *arguments: Any) -> Any:
+def attempt(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Returns what the rules return, or the fault that they raise; anything else that is raised fails the test."""
     try:
-        return work(*arguments)
+        return work(*arguments, **named)
     except FetchFault as fault:
         return fault
 
@@ -119,7 +119,7 @@ def attempt(work: Callable[..., Any], *arguments: Any) -> Any:
 @example("https://files.example#@evil.example/a")
 @example("https://files.example?@evil.example/a")
 def test_any_text_is_an_allowed_target_or_a_typed_refusal(text: str) -> None:
-    found = attempt(files_of, HttpsReference(text, GOOD), ALLOWED)
+    found = attempt(files_of, HttpsReference(text, GOOD), ALLOWED, tenant="acme")
     if isinstance(found, FetchFault):
         assert found.code in FAULTS
         assert found.reason == "SOURCE_NOT_ALLOWED"

@@ -8,6 +8,7 @@ from services.loader.host_tier import HostTier, TierFull
 
 DIGESTS = st.sampled_from([f"d{number}" for number in range(6)])
 HOLDERS = st.sampled_from(["a", "b"])
+TENANTS = st.sampled_from(["acme", "globex", "initech"])
 
 
 class TierMachine(RuleBasedStateMachine):
@@ -30,15 +31,15 @@ class TierMachine(RuleBasedStateMachine):
         assert not {digest for digest, _ in self.held.values()} & set(digests)
         assert len(set(digests)) == len(digests)
 
-    @rule(digest=DIGESTS, size=st.integers(1, 120))
-    def reserve(self, digest: str, size: int) -> None:
+    @rule(digest=DIGESTS, size=st.integers(1, 120), tenants=st.sets(TENANTS, min_size=1))
+    def reserve(self, digest: str, size: int, tenants: set[str]) -> None:
         there = {entry.digest for entry in self.tier.entries()} | set(self.reserved.values())
         if digest in there:
             return
         token = self.fresh()
         before = [entry.digest for entry in self.tier.entries()]
         try:
-            self.left(self.tier.reserve(token, size))
+            self.left(self.tier.reserve(token, size, tenants=tenants))
             self.reserved[token] = digest
         except TierFull:
             assert [entry.digest for entry in self.tier.entries()] == before
@@ -54,11 +55,11 @@ class TierMachine(RuleBasedStateMachine):
         else:
             self.tier.cancel(token)
 
-    @rule(digest=DIGESTS, holder=HOLDERS)
-    def lease(self, digest: str, holder: str) -> None:
+    @rule(digest=DIGESTS, holder=HOLDERS, tenant=TENANTS)
+    def lease(self, digest: str, holder: str, tenant: str) -> None:
         if self.tier.find(digest) is not None:
             lease_id = self.fresh()
-            self.tier.lease(digest, lease_id, holder=holder, now=self.now)
+            self.tier.lease(digest, lease_id, holder=holder, tenant=tenant, now=self.now)
             self.held[lease_id] = (digest, holder)
 
     @rule(data=st.data())

@@ -16,13 +16,14 @@ from loraport.bundle.manifest import parse_manifest
 from services.registry.ports import SystemRandomness
 from services.registry.publishing import Limits, Publishing
 from services.registry.records import SignerRow
-from services.registry.store import accounts, bases, feed, revisions
+from services.registry.store import accounts, adapters, bases, feed, log, revisions
 from services.registry.store.database import Database
 from services.registry.store.migrate import upgrade
 from services.registry.store.tables import adapters as adapters_table
 from services.registry.store.tables import revisions as revisions_table
 from services.shared.catalog import CatalogView, verified_record
 from services.shared.errors import LoraportError
+from services.shared.names import AdapterName
 from tests.contract.registry_rig import LOADER_KEY, REGISTRY_KEY, base_spec, manifest, verification
 
 SIGNER = SigningKey.generate()
@@ -36,6 +37,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("announce"), st.sampled_from(sorted(PAYLOADS))),
         st.tuples(st.sampled_from(("verify", "refuse", "approve", "revoke")), st.sampled_from(CONTENTS)),
+        st.tuples(st.just("share"), st.sampled_from(((), ("globex",), ("globex", "initech")))),
     ),
     max_size=14,
 )
@@ -79,13 +81,18 @@ class World:
                     envelope = sign_envelope(IN_TOTO_PAYLOAD_TYPE, PAYLOADS[argument], SIGNER)
                     self.publishing.announce(transaction, "acme", envelope, now_us=now_us, validate_only=False)
                     return
+                if what == "share":
+                    adapter = adapters.find_adapter(transaction.connection, AdapterName("acme", "pirate"))
+                    if adapter is not None:
+                        adapters.share(transaction, adapter, argument, now_us=now_us)
+                    return
                 payload = PAYLOADS[argument, "pirate", 1]
                 row = revisions.require(
                     revisions.find_current(transaction.connection, parse_manifest(payload).revision_id)
                 )
                 if what in ("verify", "refuse"):
                     envelope = verification(payload, admitted=what == "verify", verified_time=NOW_S)
-                    opened = self.publishing.open_verification(envelope)
+                    opened = self.publishing.open_verification(transaction.connection, envelope)
                     self.publishing.admit(transaction, opened, envelope, now_us=now_us)
                 elif what == "approve":
                     self.publishing.approve(transaction, row, etag="", now_us=now_us)
@@ -109,7 +116,7 @@ class World:
         assert len(current) == len(set(current)) == len({row.revision_id for row in rows})
         for row in rows:
             assert row.current or row.state == "QUARANTINED"
-            assert bool(row.record_envelope) or row.state != "ACTIVE"
+            assert bool(row.record_envelope) == bool(row.record_leaf) == (row.state == "ACTIVE")
             if row.current:
                 assert (row.state == "REVOKED") == (row.revision_id in self.revoked)
 
@@ -122,6 +129,13 @@ class World:
             for chunk in feed.scan(self.database, kind):
                 fresh.apply(chunk, epoch=epoch, synced=True)
         assert fresh == self.view
+        assert self.view.contradictions == [], "what an honest registry shows, its log says"
+        with self.database.read() as connection:
+            state = log.state(connection)
+            log.require_computed(log.compute(connection), state)
+        restrictions = self.view.restraint.restrictions
+        assert restrictions.count == state.listed.count
+        assert restrictions.begins_with(state.listed.count, state.listed.head.hex())
         for item in fresh.revisions.values():
             if item.state == "ACTIVE":
                 assert verified_record(item, {REGISTRY_KEY.key_id: REGISTRY_KEY.public_pem}).version == item.version

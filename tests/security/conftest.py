@@ -1,10 +1,10 @@
-"""One hostile server for all tests of a module; the registry's databases as in its contract tests."""
+"""One hostile server for all tests of a module; databases, stores and loaders as in the contract tests."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.conftest import postgres_socket, url  # noqa: F401 - fixtures
+from tests.contract.conftest import address, folder, postgres_socket, rig, url  # noqa: F401 - fixtures
 from tests.security.hostile import DATA, World, hostile_world
 
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from loraport.log.events import FIRST as FIRST_EVENT
 from loraport.log.events import Event, event_hash
 from loraport.log.leaf import parse_leaf
 from loraport.registry.v1 import adapter_service_pb2 as adapter_pb
+from loraport.registry.v1 import log_service_pb2 as log_pb
 from loraport.registry.v1 import trust_service_pb2 as trust_pb
 from loraport.registry.v1.trust_service_pb2_grpc import TrustServiceStub
 from loraport.trust.edit import next_root
 from loraport.trust.files import read_chain
 from loraport.trust.root import Role
-from tests.contract.registry_rig import ADMIN_CA, LEAVES, SERVICE_CA, TIMEOUT, Rig, serving, write_config
+from tests.contract.registry_rig import ADMIN_CA, LEAVES, SERVICE_CA, TIMEOUT, Rig, reason_of, serving, write_config
 from tests.support.roots import sealed, write_root
 
 REVISIONS = 4
@@ -33,14 +35,28 @@ ROWS = 4 + 3 * REVISIONS
 
 
 class World:
-    """A registry that has published something, its database, and the command line."""
+    """A registry that keeps no file of what it signed, its database, and the command line."""
 
-    def __init__(self, rig: Rig, url: str, folder: Path, output: pytest.CaptureFixture[str]) -> None:
-        self.rig = rig
+    rig: Rig
+
+    def __init__(self, url: str, folder: Path, output: pytest.CaptureFixture[str]) -> None:
+        self._config = write_config(folder, database_url=url)
+        self._serving = AsyncExitStack()
         # An engine of our own: nothing of the registry stands between us and the rows.
         self._engine = create_engine(url)
         self.folder = folder
         self._output = output
+
+    async def restart(self) -> None:
+        """Ends the registry if it runs, and starts it."""
+        await self._serving.aclose()
+        self.rig = await self._serving.enter_async_context(serving(self._config))
+        endpoints = {
+            "schema": ENDPOINTS_SCHEMA,
+            **dict.fromkeys(("registry", "router_admin", "loader_upload"), self.rig.address),
+            "credentials": {"ca": "ca.pem", "admin_certificate": "admin.pem", "admin_key": "admin.key"},
+        }
+        (self.folder / "endpoints.json").write_text(json.dumps(endpoints))
 
     async def cli(self, *arguments: str, of: str = "log") -> tuple[int, dict[str, Any]]:
         words = [of, *arguments, "--data", str(self.folder), "--json"]
@@ -63,7 +79,7 @@ class World:
             if self._engine.name == "postgresql":
                 database.exec_driver_sql("SET LOCAL session_replication_role = replica")
             else:
-                for table in ("log_leaves", "log_nodes", "audit_events"):
+                for table in ("log_leaves", "log_nodes", "audit_events", "delegations"):
                     for change in ("update", "delete"):
                         database.exec_driver_sql(f"DROP TRIGGER IF EXISTS {table}_no_{change}")
             for statement, values in statements:
@@ -86,8 +102,9 @@ class World:
             changes.append(("UPDATE audit_events SET reason = ?, hash = ? WHERE sequence = ?", (reason, last, row[0])))
         self.sql(*changes)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._engine.dispose()
+        await self._serving.aclose()
 
     def _dialect(self, statement: str) -> str:
         return statement.replace("?", "%s") if self._engine.name == "postgresql" else statement
@@ -95,23 +112,19 @@ class World:
 
 @pytest.fixture
 async def world(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[World]:
-    async with serving(write_config(tmp_path, database_url=url)) as rig:
-        await rig.tenant("acme")
-        await rig.base()
+    (tmp_path / "admin.pem").write_bytes(LEAVES["admin"].certificate)
+    (tmp_path / "admin.key").write_bytes(LEAVES["admin"].key)
+    assert SERVICE_CA.certificate != ADMIN_CA.certificate
+    world = World(url, tmp_path, capsys)
+    try:
+        await world.restart()
+        await world.rig.tenant("acme")
+        await world.rig.base()
         for version in range(1, REVISIONS + 1):
-            await rig.active("acme", "pirate", version, f"c{version}")
-        (tmp_path / "admin.pem").write_bytes(LEAVES["admin"].certificate)
-        (tmp_path / "admin.key").write_bytes(LEAVES["admin"].key)
-        assert SERVICE_CA.certificate != ADMIN_CA.certificate
-        endpoints = {
-            "schema": ENDPOINTS_SCHEMA,
-            **dict.fromkeys(("registry", "router_admin", "loader_upload"), rig.address),
-            "credentials": {"ca": "ca.pem", "admin_certificate": "admin.pem", "admin_key": "admin.key"},
-        }
-        (tmp_path / "endpoints.json").write_text(json.dumps(endpoints))
-        world = World(rig, url, tmp_path, capsys)
+            await world.rig.active("acme", "pirate", version, f"c{version}")
         yield world
-        world.close()
+    finally:
+        await world.close()
 
 
 def edited(body: bytes) -> bytes:
@@ -156,6 +169,7 @@ async def test_records_that_a_leaked_key_signed_are_no_finding_once_they_are_out
 
 @pytest.mark.parametrize("index", [0, 7, ROWS - 1])
 async def test_an_edited_row(world: World, index: int) -> None:
+    await world.verify()  # what is not signed yet the registry itself finds
     world.sql((SET, (edited(world.body(index)), index)))
     code, row = await world.verify()
     assert (code, row) == ("EDITED" if index < ROWS - 1 else "REWRITTEN", index)
@@ -169,6 +183,7 @@ async def test_a_dropped_row(world: World, index: int) -> None:
 
 
 async def test_reordered_rows(world: World) -> None:
+    await world.verify()
     first, second = world.body(4), world.body(9)
     world.sql((SET, (second, 4)), (SET, (first, 9)))
     assert await world.verify() == ("REORDERED", 4)
@@ -213,11 +228,37 @@ async def test_a_registry_restarted_on_a_rewritten_database_is_caught_by_the_las
     world.sql(
         *((SET, (row, i)) for i, row in enumerate(rows)), *((put, (value, *node)) for node, value in nodes.items())
     )
-    world.rig.service._checkpoints._last = None  # what a restart forgets
+    await world.restart()
     code, row = await world.verify()
     assert (code, row) == ("REWRITTEN", ROWS - 1)
     (world.folder / "state" / "log-audit.json").unlink()
     assert await world.verify() == (None, None), "nobody who has not seen the first history can know"
+
+
+async def test_a_registry_that_remembers_signs_no_second_history_after_a_restart_either(
+    url: str, tmp_path: Path
+) -> None:
+    """Rows and all hashes rewritten while it was down, as well as anybody could."""
+    config = write_config(tmp_path, database_url=url, state_file=str(tmp_path / "state" / "signed.json"))
+    async with serving(config) as rig:
+        await rig.tenant("acme")
+        before = await rig.log().GetCheckpoint(log_pb.GetCheckpointRequest(), timeout=TIMEOUT)
+    async with serving(config) as rig:
+        again = await rig.log().GetCheckpoint(log_pb.GetCheckpointRequest(), timeout=TIMEOUT)
+        assert (again.tree_size, again.root_hash) == (before.tree_size, before.root_hash)
+    engine = create_engine(url)
+    with engine.begin() as database:
+        if engine.name == "postgresql":
+            database.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        else:
+            for name in ("log_leaves_no_delete", "log_nodes_no_delete", "log_restrictions_no_delete"):
+                database.exec_driver_sql(f"DROP TRIGGER {name}")
+        for table in ("log_leaves", "log_nodes", "log_restrictions"):
+            database.exec_driver_sql(f"DELETE FROM {table}")
+    engine.dispose()
+    async with serving(config) as rig:
+        call = rig.log().GetCheckpoint(log_pb.GetCheckpointRequest(), timeout=TIMEOUT)
+        assert await reason_of(call) == "LOG_DAMAGED"
 
 
 async def test_a_registry_restored_from_a_backup_is_a_rollback(world: World) -> None:
@@ -227,7 +268,7 @@ async def test_a_registry_restored_from_a_backup_is_a_rollback(world: World) -> 
     )
     code, found = await world.cli("verify")
     assert (code, found["code"], found["first_row"]) == (1, "DROPPED", 11)
-    world.rig.service._checkpoints._last = None
+    await world.restart()
     assert await world.verify() == ("ROLLBACK", 11)
 
 
@@ -239,6 +280,12 @@ CATALOG = [
     ("UPDATE signers SET key_id = 'aa'", "ci is shown as key aa, valid, the log says key "),
     ("UPDATE signers SET revoke_us = 1", ", revoked, the log says key "),
     ("UPDATE base_models SET base_id = 'sha256:aa'", "base is shown as sha256:aa, the log says sha256:"),
+    ("UPDATE adapters SET shared_tenants = '[\"mallory\"]'", "adapters/pirate is shown as sha256:"),
+    (
+        "UPDATE delegations SET envelope = manifest_envelope FROM revision_documents",
+        "delegations/1 is shown as sha256:",
+    ),
+    ("UPDATE delegations SET version = 2", "delegations/1 is shown as missing, the log says sha256:"),
     ("DELETE FROM revisions WHERE version = 3", "v3 is shown as missing, the log says ACTIVE"),
     (
         "INSERT INTO aliases SELECT adapter_id, 'next', tenant, adapter, revision_id, version, FALSE, 1, 1 FROM aliases",

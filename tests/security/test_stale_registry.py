@@ -1,7 +1,7 @@
 """A loader that is told an old, frozen or second story loads nothing, and says which of the three it was."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +9,16 @@ import pytest
 
 from loraport.loader.v1 import loader_service_pb2 as pb
 from services.shared.errors import LoraportError
-from tests import loader_rig
-from tests.loader_rig import Bundle, Rig, reason, s3_server, until
+from tests.loader_rig import Bundle, Rig, reason, running, until
 from tests.support.translog import FakeLog
 
 GRACE = 30.0
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    folder = tmp_path_factory.mktemp("s3")
-    with s3_server(folder) as address:
-        yield address, folder
-
-
 @pytest.fixture
-async def rig(tmp_path: Path, store: tuple[str, Path]) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, address: str, folder: Path) -> AsyncIterator[Rig]:
     policy = {"state_file": str(tmp_path / "state" / "floor.json"), "grace_s": GRACE}
-    async with loader_rig.running(tmp_path, *store, checkpoint=policy) as rig:
+    async with running(tmp_path, address, folder, checkpoint=policy) as rig:
         yield rig
 
 
@@ -112,7 +104,7 @@ async def test_mix_and_match_of_manifest_and_record(rig: Rig) -> None:
     assert await reason(ensure(rig, first)) == "DIGEST_MISMATCH"
 
 
-async def test_the_floor_outlives_the_loader(rig: Rig, tmp_path: Path, store: tuple[str, Path]) -> None:
+async def test_the_floor_outlives_the_loader(rig: Rig, tmp_path: Path, address: str, folder: Path) -> None:
     bundle = await rig.admit(seed=57)
     rig.registry.log.grow(5)
     await tell(rig)
@@ -120,7 +112,7 @@ async def test_the_floor_outlives_the_loader(rig: Rig, tmp_path: Path, store: tu
     (tmp_path / "second").mkdir()
     # The second registry of this rig has keys of its own, which a loader with a memory of roots would not follow.
     (tmp_path / "state" / "floor.roots.json").unlink()
-    async with loader_rig.running(tmp_path / "second", *store, checkpoint=policy) as second:
+    async with running(tmp_path / "second", address, folder, checkpoint=policy) as second:
         # Another registry, as restored from an old backup: an earlier state of the same catalog.
         known = second.registry.register(seed=57)
         assert known.revision_id == bundle.revision_id

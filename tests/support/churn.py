@@ -171,6 +171,7 @@ class Churn:
         self.step()
         state = self.engine.state()
         assert state.open_requests == state.running == state.waiting == state.pending_loads == 0
+        assert self.scheduler.idle
         assert state.residents == ()
         assert state.free_pages == state.page_count
         assert state.kv_free + state.kv_cached == state.kv_total

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 class Collector(metrics_service_pb2_grpc.MetricsServiceServicer, trace_service_pb2_grpc.TraceServiceServicer):
     """Keeps of every process, (service, instance), the newest metrics, and all spans with the service that made them.
 
-    An exemplar is sent once: `exemplars` has the (metric, trace) of all that came.
+    A bucket has its newest exemplar: `exemplars` has the (metric, trace) of all that came.
     """
 
     def __init__(self) -> None:

@@ -35,6 +35,7 @@ from services.loader.receive import ChunkPart, SessionPart
 from services.loader.resolve import Resolver
 from services.loader.shell import Granted, HostLoader
 from services.loader.slots import Slots
+from services.loader.turns import Turns
 from services.shared import handover
 from services.shared.catalog import RevisionItem
 from services.shared.clock import SystemClock
@@ -328,7 +329,7 @@ class Loader:
             key=world.signed.loader_key,
             trusted=trusted,
             clock=clock,
-            slots=Slots(2, per_key=2),
+            turns=Turns(Slots(2, per_key=2)),
             lane=Lane("upload", 2),
             limits=IntakeLimits(verifier="loader", max_weights_bytes=1 << 20, spool_dir=str(world.root / "spool")),
         )
@@ -380,7 +381,7 @@ class Loader:
 
     def evict(self) -> None:
         tier = self.host._tier
-        self.host._close(tier.reserve("test", tier.budget_bytes))
+        self.host._close(tier.reserve("test", tier.budget_bytes, tenants=("test",)))
         tier.cancel("test")
 
     def check_memory(self) -> None:
@@ -391,7 +392,7 @@ class Loader:
         tier = self.host._tier
         tier.check()
         self.disk._tier.check()
-        assert {entry.digest for entry in tier.entries()} == set(self.host._blobs)
+        assert {entry.digest for entry in tier.entries()} == set(self.host._loaded)
         assert (tier._leases, tier._reserved, self.host._loads) == ({}, {}, {})
         assert len(self.host._tokens) == 0
 
@@ -402,7 +403,7 @@ class Loader:
             with contextlib.suppress(OSError):
                 links.append(os.readlink(f"/proc/self/fd/{name}"))
         memory = [link for link in links if "memfd:loraport" in link]
-        return memory[len(self.host._blobs) :] + [link for link in links if str(self.world.root) in link]
+        return memory[len(self.host._loaded) :] + [link for link in links if str(self.world.root) in link]
 
 
 async def whole_life(world: World, fuse: Fuse) -> Loader:

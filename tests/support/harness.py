@@ -118,6 +118,7 @@ class World:
     def assert_idle(self) -> None:
         state = self.engine.state()
         assert state.open_requests == state.running == state.waiting == 0
+        assert self.engine._scheduler.idle
         assert state.kv_free + state.kv_cached == state.kv_total
         assert all(r.leases == 0 for r in state.residents)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from loraport.bundle.envelope import Signer, SigningKey, sign_envelope
 from loraport.trust.edit import first_root
 from loraport.trust.root import PAYLOAD_TYPE, Role, TrustRoot
+from services.shared.clock import Clock
+from services.shared.trust import TrustStore
 
 NOW = 1_800_000_000
 # Most tests need no root key of their own.
@@ -22,6 +24,12 @@ def make_root(keys: Mapping[str, Signer], *, now: int = NOW, life_s: int = 365 *
 def sealed(root: TrustRoot, *signers: Signer) -> bytes:
     """The envelope of a root, signed by the tests' root key unless others are given."""
     return sign_envelope(PAYLOAD_TYPE, root.body(), signers or (ROOT_KEY,))
+
+
+def trusting(key: Signer, *, clock: Clock) -> TrustStore:
+    """The trust of a peer whose only root has `key` as the registry's, of its records and of its checkpoints."""
+    root = make_root({"registry": key}, now=int(clock.now()) - 1)
+    return TrustStore([(root, sealed(root))], clock=clock)
 
 
 def write_root(folder: Path, keys: Mapping[str, Signer], *, root_key: Signer = ROOT_KEY) -> TrustRoot:

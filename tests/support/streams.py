@@ -99,7 +99,7 @@ class Streams(TorchDispatchMode):
 
     def install(self, patch: Callable[..., None]) -> None:
         """Put the stand-ins in place with a test's monkeypatch.setattr; pinned memory is plain memory."""
-        for name in ("tensor", "zeros"):
+        for name in ("tensor", "zeros", "empty"):
             plain = getattr(torch, name)
             patch(torch, name, lambda *a, pin_memory=False, plain=plain, **k: plain(*a, **k))
         patch(torch.cuda, "Stream", lambda device=None: self._new_stream())

@@ -12,14 +12,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from services.shared import telemetry, tracing
 from services.shared.metrics import Metric
+from services.shared.readers import Filled
 
 Labels = frozenset[tuple[str, str]]
+
+
+class Reader(Filled, InMemoryMetricReader):
+    """Keeps what a reader of metrics is told."""
 
 
 class Seen:
     """Metrics and spans that were recorded."""
 
-    def __init__(self, reader: InMemoryMetricReader, exporter: InMemorySpanExporter) -> None:
+    def __init__(self, reader: Reader, exporter: InMemorySpanExporter) -> None:
         self._reader = reader
         self._exporter = exporter
 
@@ -51,13 +56,13 @@ class Seen:
 
 
 @contextmanager
-def recording() -> Iterator[Seen]:
-    """Records inside; afterwards nothing is recorded again."""
-    reader, exporter = InMemoryMetricReader(), InMemorySpanExporter()
+def recording(*, ratio: float = 1.0) -> Iterator[Seen]:
+    """Records inside, of requests the part `ratio`; afterwards nothing is recorded again."""
+    reader, exporter = Reader(), InMemorySpanExporter()
     before = telemetry.use(MeterProvider([reader]))
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    restore = tracing.use(provider)
+    restore = tracing.use(provider, ratio=ratio)
     try:
         yield Seen(reader, exporter)
     finally:

@@ -1,7 +1,8 @@
 """A registry's log as tests need it: grows when told, signs what it is told to sign, proves what is true."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import reduce
 from typing import Any
 
 from loraport.bundle.digest import sha256_digest
@@ -9,6 +10,9 @@ from loraport.bundle.envelope import SigningKey
 from loraport.log import merkle
 from loraport.log.checkpoint import Checkpoint, seal_checkpoint
 from loraport.log.leaf import FIRST, Kind, Leaf
+from loraport.log.replay import NOBODY, shared_digest
+from loraport.log.restrictions import Listed, Restrictions
+from loraport.registry.v1 import catalog_service_pb2 as catalog
 from loraport.registry.v1 import log_service_pb2 as pb
 from loraport.registry.v1.log_service_pb2_grpc import LogServiceServicer
 from services.shared.errors import LoraportError
@@ -29,6 +33,8 @@ class FakeLog(LogServiceServicer):
         self.dead = 0
         self.on_checkpoint: Callable[[], Awaitable[None]] | None = None
         self.bodies: dict[int, bytes] = {}
+        self.restrictions: list[bytes] = []
+        self._shares: dict[str, str] = {}
         self._history = history
         self._hashes: list[bytes] = []
         self.grow(size)
@@ -43,10 +49,34 @@ class FakeLog(LogServiceServicer):
 
     def record(self, name: str, envelope: bytes, *, kind: Kind = Kind.RECORD) -> int:
         """Appends the leaf of a record, or of what else has its name and bytes, and returns its index."""
-        leaf = Leaf(index=self.size, time=1, kind=kind, resource=name, digest=sha256_digest(envelope), previous=FIRST)
-        self.bodies[leaf.index] = leaf.body()
-        self._hashes.append(merkle.leaf_hash(leaf.body()))
-        return leaf.index
+        return self._append(kind, name, sha256_digest(envelope)).index
+
+    def restrict(self, kind: Kind, name: str, digest: str = "sha256:" + "0" * 64) -> bytes:
+        """Appends a leaf that takes something back, and returns its body."""
+        body = self._append(kind, name, digest).body()
+        self.restrictions.append(body)
+        return body
+
+    def share(self, name: str, tenants: Iterable[str]) -> None:
+        """Appends whom an adapter is shared with, unless its newest leaf says so."""
+        digest = shared_digest(tenants)
+        if self._shares.get(name, NOBODY) != digest:
+            self._shares[name] = digest
+            self.restrict(Kind.SHARED, name, digest)
+
+    def told(self) -> list[catalog.CatalogItem]:
+        """Returns the restrictions as a catalog tells them."""
+        return [
+            catalog.CatalogItem(restriction=catalog.CatalogRestriction(position=position, body=body))
+            for position, body in enumerate(self.restrictions)
+        ]
+
+    def as_list(self) -> Restrictions:
+        """Returns the restrictions as a peer has them."""
+        made = Restrictions()
+        for position, body in enumerate(self.restrictions):
+            made.take(position, body)
+        return made
 
     def root(self, size: int | None = None) -> bytes:
         return merkle.root(self._hashes[: self.size if size is None else size])
@@ -54,11 +84,14 @@ class FakeLog(LogServiceServicer):
     def checkpoint(self, epoch: int, *, now: float | None = None, life_s: int = 600, **changes: Any) -> bytes:
         """Signs a checkpoint of now."""
         issued = int(time.time() if now is None else now)
+        listed = reduce(Listed.grown, self.restrictions, Listed())
         values: dict[str, Any] = {
             "tree_size": self.size,
             "root_hash": self.root().hex(),
             "catalog_epoch": epoch,
             "revocation_epoch": self.revocation_epoch,
+            "restriction_count": listed.count,
+            "restriction_head": listed.head.hex(),
             "issued": issued,
             "expires": issued + life_s,
         }
@@ -75,6 +108,12 @@ class FakeLog(LogServiceServicer):
             raise LoraportError("INVALID_REQUEST")
         proof = merkle.prove(merkle.inclusion_ranges(index, size), self._read)
         return self.bodies.get(index, b"{}"), proof
+
+    def _append(self, kind: Kind, name: str, digest: str) -> Leaf:
+        leaf = Leaf(index=self.size, time=1, kind=kind, resource=name, digest=digest, previous=FIRST)
+        self.bodies[leaf.index] = leaf.body()
+        self._hashes.append(merkle.leaf_hash(leaf.body()))
+        return leaf
 
     def _read(self, node: merkle.Node) -> bytes:
         level, index = node

@@ -103,7 +103,7 @@ def _json_object(path: Path) -> tuple[bytes, dict[str, Any]]:
         raise BaseModelError(f"{path} is missing")
     raw = path.read_bytes()
     try:
-        value = load_strict(raw, max_bytes=_MAX_JSON_BYTES, max_depth=64, allow_floats=True)
+        value = load_strict(raw, max_bytes=_MAX_JSON_BYTES, max_depth=64, allow_floats=True, wide_integers=True)
     except StrictJsonError as error:
         raise BaseModelError(f"{path} is not a legal config: {error.detail}") from None
     if not isinstance(value, dict):

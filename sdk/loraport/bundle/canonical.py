@@ -77,12 +77,15 @@ def _require_canonical(value: Any) -> bool:
     return plain
 
 
-def load_strict(data: bytes, *, max_bytes: int, max_depth: int, allow_floats: bool = False) -> Any:
+def load_strict(
+    data: bytes, *, max_bytes: int, max_depth: int, allow_floats: bool = False, wide_integers: bool = False
+) -> Any:
     """Reads one JSON document that every JSON parser must read the same way.
 
-    Refused are duplicate keys at any level, NaN and Infinity, numbers that overflow a double,
-    integers of more than 20 digits, lone surrogates, a byte-order mark, and floats unless
-    `allow_floats`. An object or array in the document is at depth 1, one within it at depth 2.
+    Refused are duplicate keys at any level, NaN and Infinity, numbers that overflow a double, lone
+    surrogates, a byte-order mark, floats unless `allow_floats`, and integers of more than 53 bits,
+    with `wide_integers` of more than 20 digits. With neither, what is read has a canonical form. An
+    object or array in the document is at depth 1, one within it at depth 2.
 
     Raises:
         StrictJsonError: the document is refused.
@@ -99,7 +102,7 @@ def load_strict(data: bytes, *, max_bytes: int, max_depth: int, allow_floats: bo
             object_pairs_hook=_unique_object,
             parse_constant=_refuse_constant,
             parse_float=_finite_float if allow_floats else _refuse_float,
-            parse_int=_bounded_int,
+            parse_int=_wide_int if wide_integers else _safe_int,
         )
     except RecursionError:
         raise StrictJsonError("TOO_DEEP", f"nested deeper than {max_depth} levels") from None
@@ -135,10 +138,17 @@ def _finite_float(text: str) -> float:
     return value
 
 
-def _bounded_int(text: str) -> int:
+def _wide_int(text: str) -> int:
     if len(text) > _MAX_INT_DIGITS:
         raise StrictJsonError("NUMBER_RANGE", f"an integer of {len(text)} digits")
     return int(text)
+
+
+def _safe_int(text: str) -> int:
+    value = _wide_int(text)
+    if abs(value) > MAX_SAFE_INT:
+        raise StrictJsonError("NUMBER_RANGE", f"the integer {text} needs more than 53 bits")
+    return value
 
 
 def _check_depth(value: Any, max_depth: int) -> None:

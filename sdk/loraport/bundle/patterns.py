@@ -62,7 +62,7 @@ class Targets:
         self._names = frozenset(target) if isinstance(target, tuple) else frozenset()
         self._excluded = frozenset(exclude)
         self._layers = config.layers_to_transform
-        self._layer_names = config.layers_pattern
+        self._layer_names = [name.split(".") for name in config.layers_pattern]
         self.checkable = isinstance(exclude, tuple) and (isinstance(target, tuple) or self._all_linear)
         self.lists_modules = isinstance(target, tuple)
 
@@ -84,8 +84,7 @@ class Targets:
         if not self._layer_names:
             # PEFT: the first number with two names before it and one after it.
             return next((int(part) for part in parts[2:-1] if part.isdigit()), None)
-        for name in self._layer_names:
-            before = name.split(".")
+        for before in self._layer_names:
             for index in range(len(parts) - len(before) - 1):
                 after = index + len(before)
                 if parts[index:after] == before and parts[after].isdigit():

@@ -15,6 +15,7 @@ from loraport.bundle.canonical import StrictJsonError, load_strict
 from loraport.bundle.verdict import Limits, Violation
 
 MAX_DEPTH = 16
+MAX_LAYER_NAMES = 16
 _TASK_TYPES = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
 _INITS = ("gaussian", "eva", "orthogonal", "mica")
 # These subtract the initial B @ A from the base's weights, so the saved tensors fit another base.
@@ -62,7 +63,9 @@ def parse_config(data: bytes, *, limits: Limits) -> tuple[PeftConfig | None, tup
     if not data:
         return None, (Violation("EMPTY_FILE", "adapter_config.json has no bytes", "adapter_config.json"),)
     try:
-        value = load_strict(data, max_bytes=limits.max_config_bytes, max_depth=MAX_DEPTH, allow_floats=True)
+        value = load_strict(
+            data, max_bytes=limits.max_config_bytes, max_depth=MAX_DEPTH, allow_floats=True, wide_integers=True
+        )
     except StrictJsonError as error:
         return None, (Violation(f"CONFIG_{error.code}", error.detail, error.subject[:300]),)
     if not isinstance(value, dict):
@@ -276,7 +279,8 @@ def _layers_pattern(key: str, value: Any) -> Violation | None:
     for item in items:
         if not _LITERAL_NAME.fullmatch(item):
             return Violation("NON_LITERAL_PATTERN", f"{key} has the pattern {item!r:.100}", key)
-    return None
+    # Every module's path is searched for each of them.
+    return None if len(items) <= MAX_LAYER_NAMES else _bad(key, f"must not have more than {MAX_LAYER_NAMES} names")
 
 
 def _values(value: Any) -> list[Any]:

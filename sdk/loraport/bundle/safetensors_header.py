@@ -113,7 +113,7 @@ def _load(raw: bytes, limits: Limits) -> tuple[dict[str, Any] | None, list[Viola
     if not text.endswith(b"}"):
         return None, [Violation("HEADER_NOT_JSON", "the header does not end with } and spaces")]
     try:
-        value = load_strict(text, max_bytes=limits.max_header_bytes, max_depth=3)
+        value = load_strict(text, max_bytes=limits.max_header_bytes, max_depth=3, wide_integers=True)
     except StrictJsonError as error:
         return None, [_json_violation(error)]
     if not isinstance(value, dict):

@@ -44,7 +44,9 @@ def up(
     ] = None,
     port_base: Annotated[
         int | None,
-        typer.Option(envvar="LORAPORT_PORT_BASE", help="First of the ports; the last is 21 above it. Default: 7400."),
+        typer.Option(
+            envvar="LORAPORT_PORT_BASE", help="First of the ports; the others are up to 39 above. Default: 7400."
+        ),
     ] = None,
     data: Data = DEFAULT_DATA,
     as_json: Json = False,

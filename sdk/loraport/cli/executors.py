@@ -7,6 +7,7 @@ import typer
 
 from loraport.cli.references import find_revision
 from loraport.cli.views import DEFAULT_DATA, Data, Json, OptionalTenant, last_part, note, print_json, print_rows, say
+from loraport.values import DRAINING
 
 if TYPE_CHECKING:
     from loraport.admin import AdminClient
@@ -20,8 +21,6 @@ COLUMNS = ("executor", "router", "base", "dtype", "decoder", "mode", "running_co
 POLL_S = 0.2
 # A router asks an executor that is out more often than this.
 HEARS_WITHIN_S = 5.0
-# What it says of one that drains by its own word.
-DRAINING = "is DRAINING"
 
 
 @app.command("list")

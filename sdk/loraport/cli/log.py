@@ -60,7 +60,7 @@ def verify(
     memory = memory or data / "state" / "log-audit.json"
     seen: list[Standing] = []
     if copy is not None:
-        checkpoint = _open(read_checkpoint(copy), _keys(_chain(None, folder)))
+        checkpoint = _open(read_checkpoint(copy), _keys(_chain(None, folder)), older=True)
         result = _audit(read_leaves(copy), checkpoint, memory, older_is_fine=True)
     else:
         with AdminClient.local(data) as admin:
@@ -187,11 +187,11 @@ def _keys(chain: "list[tuple[TrustRoot, bytes]]") -> dict[str, bytes]:
     return root.trusted("timestamp", now=time.time())
 
 
-def _open(envelope: bytes, keys: Mapping[str, bytes]) -> "Checkpoint":
+def _open(envelope: bytes, keys: Mapping[str, bytes], *, older: bool = False) -> "Checkpoint":
     from loraport.log.checkpoint import CheckpointError, open_checkpoint
 
     try:
-        return open_checkpoint(envelope, keys, now=time.time())
+        return open_checkpoint(envelope, keys, now=time.time(), older=older)
     except CheckpointError as error:
         raise ValueError(f"the checkpoint proves nothing: {error}") from None
 
@@ -207,7 +207,7 @@ def _audit(rows: Iterable[bytes], checkpoint: "Checkpoint", memory: Path, *, old
     refused = contradiction(checkpoint, floor) if floor is not None and not (older and older_is_fine) else None
     result = audit(rows, checkpoint, floor=floor, refused=refused)
     if result.good and not older:
-        write_floor(memory, Floor().raised(checkpoint))
+        write_floor(memory, (floor or Floor()).raised(checkpoint))
     return result
 
 
@@ -263,17 +263,23 @@ def _signatures(
 
 def _shown(admin: "AdminClient") -> dict[str, str]:
     """Returns what the registry shows today, in the words of `loraport.log.replay`."""
-    from loraport.log.replay import signer_text
+    from loraport.bundle.digest import sha256_digest
+    from loraport.log.replay import shared_digest, signer_text
     from loraport.registry.v1.adapter_service_pb2 import Revision
 
     shown = {base.name: base.base_id for base in admin.list_base_models()}
     for adapter in admin.list_adapters():
         shown |= {alias.name: alias.revision_id for alias in adapter.aliases}
+        if adapter.shared_tenants:
+            shown[adapter.name] = shared_digest(name.split("/")[1] for name in adapter.shared_tenants)
         tenant, name = adapter.name.split("/")[1::2]
         for revision in admin.list_revisions(tenant, name):
             shown[revision.name] = Revision.State.Name(revision.state).removeprefix("STATE_")
     for item in admin.list_tenants():
         tenant = item.name.split("/")[1]
+        delegation = admin.get_delegation(tenant)
+        if delegation.version:
+            shown[delegation.name] = sha256_digest(delegation.envelope)
         for signer in admin.list_signers(tenant):
             shown[signer.name] = signer_text(signer.key_id, revoked=signer.HasField("revoke_time"))
         for key in admin.list_api_keys(tenant):
@@ -325,6 +331,8 @@ def _show(result: "Audit", checkpoint: "Checkpoint", seen: "list[Standing]", as_
     if finding is None:
         say(f"good: all {checkpoint.tree_size} rows are those that were signed at {value['issue_time']}")
         say(f"root {checkpoint.root_hash}")
+        if checkpoint.older:
+            say("signed by an earlier release, which did not say what was taken back")
     else:
         say(f"BAD: {finding.code} at row {finding.index}: {finding.detail}")
         say(f"signed root {checkpoint.root_hash} of {checkpoint.tree_size} rows; {result.row_count} rows read")

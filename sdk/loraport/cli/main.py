@@ -131,10 +131,12 @@ def describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""
         return _one_line(f"{error.strerror}{where}")
-    advice = _ADVICE.get(getattr(error, "reason", ""), "")
     text = _one_line(str(error) or type(error).__name__)
     # One bracket is enough: an error of this program's own may name the next command already.
-    return f"{text.rstrip('.')} ({advice})" if advice and not text.endswith(")") else text
+    advice = "" if text.endswith(")") else _ADVICE.get(getattr(error, "reason", ""), "")
+    if request := getattr(error, "request_id", ""):
+        text = f"{text.rstrip('.')}, request {request}"
+    return f"{text.rstrip('.')} ({advice})" if advice else text
 
 
 # What to do about it, for the reasons where a command of this program helps.

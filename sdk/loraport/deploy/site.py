@@ -140,6 +140,7 @@ def registry_config(site: Site) -> dict[str, Any]:
         "trust_dir": KEYS,
         "signing_key_file": f"{KEYS}/registry.key",
         "timestamp_key_file": f"{KEYS}/timestamp.key",
+        "state_file": f"{STATE}/signed.json",
         "pepper_file": f"{KEYS}/pepper",
         "telemetry": _telemetry(site),
     }

@@ -175,6 +175,7 @@ def _registry_config(layout: Layout, ports: Ports) -> dict[str, Any]:
         "trust_dir": str(layout.trust),
         "signing_key_file": str(layout.trust / "registry.key"),
         "timestamp_key_file": str(layout.trust / "timestamp.key"),
+        "state_file": str(layout.floor("registry")),
         "pepper_file": str(layout.secret("pepper")),
         "telemetry": _telemetry(ports, ports.registry),
     }

@@ -36,7 +36,7 @@ class StackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of one stack: `base` to `base` + 40."""
+    """The ports of one stack: `base` to `base` + 39."""
 
     base: int
 

@@ -9,6 +9,8 @@ the root that was signed. The first row that breaks this is found by one pass:
     REWRITTEN  the copy is a history of its own; the index is that of the first row that differs, as far as it is known
     ROLLBACK   the checkpoint itself is older than one that an earlier audit accepted
     SPLIT_VIEW the checkpoint itself tells of another history of the same length
+    WITHHELD   the rows are good, and the checkpoint has another list of what they take back than they have (one of an
+               earlier release has none, and is not compared)
     CATALOG    the log is good, and the registry shows something else than it says (`loraport.log.replay`)
 """
 
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from loraport.log import merkle
 from loraport.log.checkpoint import Checkpoint, Floor, Judgement, judge
 from loraport.log.leaf import FIRST, LeafError, parse_leaf
+from loraport.log.restrictions import Listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ def audit(
     roots = _Roots(checkpoint, floor)
     finding: Finding | None = None
     suspects: _Suspects | None = None
+    listed = Listed()
     previous, count = FIRST, 0
     for count, body in enumerate(rows, start=1):
         index = count - 1
@@ -77,6 +81,8 @@ def audit(
             suspects.next(body)
         if finding is None:
             finding, broken_link = _check(body, index=index, previous=previous)
+            if finding is None:
+                listed = listed.grown(body)
             if broken_link is not None:
                 suspects = _Suspects(roots, index, body, named=broken_link, previous=previous)
             hashed = merkle.leaf_hash(body)
@@ -86,7 +92,7 @@ def audit(
             # The row is there after all, later than it should be.
             finding = Finding(code="REORDERED", index=finding.index, detail=f"the row stands at {index}")
     if finding is None:
-        finding = roots.finding(count) or refused
+        finding = roots.finding(count) or _withheld(checkpoint, listed) or refused
     elif suspects is not None:
         finding = suspects.finding(checkpoint.root_hash)
     return Audit(row_count=count, tree_size=checkpoint.tree_size, root_hash=roots.of_checkpoint.hex(), finding=finding)
@@ -174,6 +180,14 @@ class _Roots:
             detail = "the rows do not give the signed root: this row was edited, or an earlier one and all after it"
             return Finding(code="REWRITTEN", index=size - 1, detail=detail)
         return None
+
+
+def _withheld(checkpoint: Checkpoint, found: Listed) -> Finding | None:
+    count, head = checkpoint.restriction_count, checkpoint.restriction_head
+    if checkpoint.older or (count, head) == (found.count, found.head.hex()):
+        return None
+    detail = f"the rows take back {found.count} times, the checkpoint names another list, of {count}"
+    return Finding(code="WITHHELD", index=checkpoint.tree_size - 1, detail=detail)
 
 
 def _check(body: bytes, *, index: int, previous: str) -> tuple[Finding | None, str | None]:

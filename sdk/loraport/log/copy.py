@@ -76,12 +76,12 @@ def read_floor(path: Path) -> Floor | None:
     """
     try:
         value = load_strict(path.read_bytes(), max_bytes=MAX_LINE, max_depth=1)
-        if not isinstance(value, dict) or value.pop("schema", "") != FLOOR_SCHEMA:
-            raise CopyError(f"{path} is not an auditor's memory; remove it to audit without one")
-        return Floor(**value)
+        if not isinstance(value, dict) or value.get("schema") != FLOOR_SCHEMA:
+            raise ValueError("schema")
+        return Floor.of(value)
     except FileNotFoundError:
         return None
-    except (StrictJsonError, TypeError):
+    except ValueError:
         raise CopyError(f"{path} is not an auditor's memory; remove it to audit without one") from None
 
 

@@ -6,6 +6,8 @@ signatures under both. What is found of a peer:
     OK           its log is where the registry's begins
     UNREACHABLE  it did not answer; nothing is known
     NONE         it believes no checkpoint yet, as just after a start
+    OLDER        its log is where the registry's begins, and an earlier release signed its checkpoint: the peer is of
+                 that release, as during an upgrade, and was not told what was taken back
     FORGED       what it shows is not signed by the registry's timestamp keys, or is not what it claims     ALARM
     SPLIT_VIEW   its log is not where the registry's begins, or another peer has another of the same size   ALARM
     ROLLBACK     its log is longer than the one that the registry shows                                     ALARM
@@ -76,6 +78,10 @@ def compare(
             code, detail = continued[log]
             if code == "OK" and seen.expires < now:
                 code, detail = "STALE", f"its checkpoint expired {now - seen.expires:.0f} s ago"
+            if seen.older and code in ("OK", "STALE"):
+                detail = f"{detail}; " if detail else ""
+                code = "OLDER" if code == "OK" else code
+                detail = f"{detail}it is of an earlier release: replace it"
             item = replace(item, code=code, detail=detail)
         found.append(item)
     return found
@@ -89,7 +95,7 @@ def _open(answer: Told, trusted: Mapping[str, bytes], now: float) -> Standing:
         return Standing(peer=answer.peer, code="NONE", detail="it believes no checkpoint yet")
     forged = Standing(peer=answer.peer, code="FORGED", envelope=answer.envelope)
     try:
-        seen = open_checkpoint(answer.envelope, trusted, now=now)
+        seen = open_checkpoint(answer.envelope, trusted, now=now, older=True)
     except CheckpointError as error:
         return replace(forged, detail=f"its checkpoint proves nothing: {error}")
     if (seen.tree_size, seen.root_hash) != (answer.tree_size, answer.root_hash):

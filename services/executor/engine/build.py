@@ -203,5 +203,5 @@ def open_device(
         backend=backend,
     )
     pages = engine.state().page_count
-    stager = Stager(decoder.groups, dtype=backend.pool_dtype, pinned=backend.link.pinned)
+    stager = Stager(decoder.groups, dtype=backend.pool_dtype, pinned=backend.link.pinned, turn=engine.turn)
     return Device(engine, decoder.info, stager, pages * sizes.page_rows, decoder)

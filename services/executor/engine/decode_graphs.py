@@ -94,10 +94,13 @@ class DecodeGraphs:
         info = self._decoder.info
         # The logits of a row are there twice: as the head leaves them, and in the buffer.
         cost = CaptureCost(layers=info.layers, row_bytes=2 * info.vocab_size * info.dtype.itemsize)
-        variants = self._kernels.usual_variants if max_adapters else _none
         todo = plan_captures(
-            max_rows=max_rows, max_adapters=max_adapters, variants=variants, cost=cost, budget=budget
-        )  # fmt: skip
+            max_rows=max_rows,
+            max_adapters=max_adapters,
+            variants=self._kernels.usual_variants,
+            cost=cost,
+            budget=budget,
+        )
         began, before = clock(), self._device.used_bytes()
         self._logits = torch.zeros(max_rows, info.vocab_size, dtype=info.dtype, device=self._where)
         over: list[Bucket] = []
@@ -171,10 +174,6 @@ class DecodeGraphs:
         inputs.attention.fill([AttentionSpan(spare + i, 1, row.start, row.blocks) for i, row in enumerate(rows)])
         captured.graph.replay()
         return captured.logits[spare:], bucket.variant + GRAPH if bucket.variant else BASE
-
-
-def _none(rows: int, adapters: int) -> tuple[str, ...]:
-    return ()
 
 
 def _behind(layout: RowLayout, spare: int) -> RowLayout:

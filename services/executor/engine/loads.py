@@ -166,16 +166,15 @@ class Loads:
         reserve_ms, transfer_ms = (load.reserved_at - load.asked_at) * 1000, (now - load.reserved_at) * 1000
         for waiter in load.waiters:
             lease = self._make_lease(revision_id)
-            if lease is not None:
-                lease.times = LoadTimes(reserve_ms, transfer_ms, load.copied)
-                _answer(waiter, lease)
-            elif waiter.set_running_or_notify_cancel():
-                waiter.set_exception(Refused(RefusalReason.REVOKED, f"{revision_id} may serve no longer"))
+            if lease is None:
+                _answer(waiter, Refused(RefusalReason.REVOKED, f"{revision_id} may serve no longer"))
+                continue
+            lease.times = LoadTimes(reserve_ms, transfer_ms, load.copied)
+            _answer(waiter, lease)
 
     def _fail(self, revision_id: str, error: Exception) -> None:
         for waiter in self._queue.pop(revision_id).waiters:
-            if waiter.set_running_or_notify_cancel():
-                waiter.set_exception(error)
+            _answer(waiter, error)
 
     def stop(self, revision_id: str, reason: RefusalReason) -> None:
         """Give up a queued or half-written load; its waiters get Refused(reason)."""
@@ -193,8 +192,13 @@ class Loads:
             self.stop(revision_id, reason)
 
 
-def _answer(waiter: Future[Lease], lease: Lease) -> None:
-    if waiter.set_running_or_notify_cancel():
-        waiter.set_result(lease)
+def _answer(waiter: Future[Lease], answer: Lease | Exception) -> None:
+    """Give a waiter its lease, or the error; the lease of one that has gone away is released."""
+    heard = waiter.set_running_or_notify_cancel()
+    if not isinstance(answer, Lease):
+        if heard:
+            waiter.set_exception(answer)
+    elif heard:
+        waiter.set_result(answer)
     else:
-        lease.release()
+        answer.release()

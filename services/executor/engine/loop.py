@@ -24,6 +24,7 @@ from services.executor.engine.runner import Runner
 from services.executor.engine.staging import Staged
 from services.executor.engine.state import EngineState, read_state
 from services.executor.engine.steps import Steps
+from services.executor.kernels.threads import as_here
 from services.executor.plan import Plan
 from services.executor.request import Event, FinishReason, RefusalReason, Refused, RequestSpec
 from services.executor.scheduler import Scheduler
@@ -87,7 +88,7 @@ class Engine:
         """Start the device thread. Raises RuntimeError when it was started before."""
         if self._thread is not None:
             raise RuntimeError("the engine was started before")
-        self._thread = threading.Thread(target=self._run, name="loraport-device", daemon=True)
+        self._thread = threading.Thread(target=as_here(self._run), name="loraport-device", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -214,10 +215,9 @@ class Engine:
 
     def _step(self) -> bool:
         with self._lock:
-            commands, self._inbox = self._inbox, deque()
             self._stirred = False
-        for command in commands:
-            command()
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()()  # What stands behind one that fails is left to _shut.
         # Pages are erased and written between steps: bounded, so that no running row waits long for it.
         budget = _WHOLE if self._scheduler.idle else self._options.load_bytes_per_step
         budget = self._scrub(budget)
@@ -245,8 +245,7 @@ class Engine:
             with self._lock:
                 self._failed = True
             self._on_fault(error)
-        reason = FinishReason.ENGINE_FAULT if self._failed else FinishReason.DRAINING
-        self._shut(reason)
+        self._shut(FinishReason.ENGINE_FAULT if self._failed else FinishReason.DRAINING)
 
     def _busy(self) -> bool:
         return not self._scheduler.idle or self._loads.writing or self._stirred
@@ -318,8 +317,11 @@ class Engine:
         return budget - len(dirty) * self._adapters.page_bytes
 
     def _shut(self, reason: FinishReason) -> None:
-        for command in self._inbox:
-            command()
+        while self._inbox:
+            try:
+                self._inbox.popleft()()
+            except Exception as error:
+                self._on_fault(error)
         self._loads.stop_all(RefusalReason.DRAINING)
         with self._lock:
             self._scheduler.end_all(reason)

@@ -41,17 +41,18 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], *, eos_ids: frozenset[int]
         # A sum may overflow where no element does: look closely before a row is failed.
         finite = torch.isfinite(logits).all(dim=-1).tolist()
     greedy = _argmax(logits).tolist()
-    results = {
-        i: RowResult(request_id=row.request_id, token=greedy[i])
+    results = [
+        RowResult(request_id=row.request_id, token=greedy[i])
         if finite[i]
         else RowResult(request_id=row.request_id, failure=FinishReason.NON_FINITE_LOGITS)
         for i, row in enumerate(rows)
-    }
+    ]
     special = [i for i, row in enumerate(rows) if finite[i] and not _is_plain(row)]
     if special:
         some = logits.index_select(0, torch.tensor(special, device=logits.device)).float()
-        results.update(zip(special, _sample_rows(some, [rows[i] for i in special], eos_ids), strict=True))
-    return [results[i] for i in range(len(rows))]
+        for i, result in zip(special, _sample_rows(some, [rows[i] for i in special], eos_ids), strict=True):
+            results[i] = result
+    return results
 
 
 def _is_plain(row: Row) -> bool:
@@ -85,18 +86,16 @@ def _sample_rows(logits: torch.Tensor, rows: Sequence[Row], eos_ids: frozenset[i
         sampling = row.sampling
         alike.setdefault((sampling.top_k, sampling.top_p < 1) if sampling.temperature else None, []).append(i)
     tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    for cut, members in (
-        (cut, some[i : i + at_once]) for cut, some in alike.items() for i in range(0, len(some), at_once)
-    ):
-        index = torch.tensor(members, device=logits.device)
-        some = adjusted.index_select(0, index)
-        drawn = some.argmax(dim=-1) if cut is None else _draw(some, [rows[i] for i in members])
-        tokens.index_copy_(0, index, drawn)
-    again = [i for i, token in enumerate(tokens.tolist()) if token < 0]
-    if again:
-        index = torch.tensor(again, device=logits.device)
-        drawn = _draw(adjusted.index_select(0, index), [rows[i] for i in again], guess=False)
-        tokens.index_copy_(0, index, drawn)
+
+    def draw(members: list[int], *, guess: bool) -> None:
+        for at in range(0, len(members), at_once):
+            part = members[at : at + at_once]
+            index = torch.tensor(part, device=logits.device)
+            tokens.index_copy_(0, index, _draw(adjusted.index_select(0, index), [rows[i] for i in part], guess=guess))
+
+    for members in alike.values():
+        draw(members, guess=True)
+    draw([i for i, token in enumerate(tokens.tolist()) if token < 0], guess=False)
     found = _logprobs(logits, tokens, [row.sampling.logprobs for row in rows])
     return [
         RowResult(request_id=row.request_id, token=token, logprob=found.get(i))
@@ -125,13 +124,16 @@ def _adjust(out: torch.Tensor, row: Row, eos_ids: frozenset[int]) -> None:
         out[list(stopping)] = float("-inf")
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[Row], *, guess: bool = True) -> torch.Tensor:
+def _draw(logits: torch.Tensor, rows: Sequence[Row], *, guess: bool) -> torch.Tensor:
     """Return a token for every row of adjusted logits [rows, vocab]; all have one top_k, and a top_p of 1 or none has.
+    All have a temperature of 0, or none has.
 
     With `guess` the nucleus is looked for among the most likely candidates only; -1 where they do not hold it.
     Every operation takes a row by itself.
     """
     cut = rows[0].sampling
+    if not cut.temperature:
+        return logits.argmax(dim=-1)
 
     def column(values: Iterable[float]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.float64, device=logits.device)[:, None]

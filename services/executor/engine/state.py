@@ -64,7 +64,8 @@ def read_state(
         draining=draining,
         open_requests=open_requests,
         running=scheduler.running,
-        waiting=scheduler.waiting,
+        # All that was accepted and is not in the batch, also before the device thread has looked at it.
+        waiting=max(0, open_requests - scheduler.running),
         pending_loads=loads.pending,
         kv_free=kv.free,
         kv_cached=kv.cached,

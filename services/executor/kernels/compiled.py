@@ -17,7 +17,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -31,12 +32,31 @@ Compiled = Literal["auto", "on", "off"]
 SOURCE = Path(__file__).parent / "cpu" / "step.cpp"
 # Rows up to which bfloat16 weights are read as they are: from 5 rows on packed float32 products are faster.
 THIN_ROWS = 4
-# Numbers that a call reads and writes below which it stays on one thread; waking another takes about 30 µs.
-_ALONE = 1 << 16
-# The same for adapters: rank rows' numbers that are read, and products. In a step of 32 rows that share an adapter of
-# rank 8, one thread takes 50 µs a call; two took 140, most of it waiting (bench/results/serving.md).
-_ALONE_READ = 1 << 19
-_ALONE_COMPUTED = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Below what a call stays on one thread (bench/results/serving.md)."""
+
+    numbers: int  # that it reads and writes
+    rank_numbers: int  # of rank rows that adapters read
+    products: int  # that adapters compute
+
+
+# Another thread begins after 2 to 4 µs if it waits awake, and after 30 to 100 if it sleeps. All calls of a step whose
+# 32 rows share an adapter of rank 8 take 12 ms on one thread, 9 on two, and 20 on two of which one sleeps.
+AWAKE = Alone(numbers=1 << 14, rank_numbers=1 << 15, products=1 << 18)
+ASLEEP = Alone(numbers=1 << 16, rank_numbers=1 << 19, products=1 << 22)
+
+
+def alone(environment: Mapping[str, str]) -> Alone:
+    """Return what holds for OpenMP threads (libgomp's) that wait as these variables say; left to itself it spins."""
+    spins = environment.get("GOMP_SPINCOUNT", "")
+    asleep = spins == "0" if spins else environment.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+    return ASLEEP if asleep else AWAKE
+
+
+_ALONE = alone(os.environ)  # as libgomp does, which reads them once
 _TIMEOUT_S = 120.0
 _OPTIMIZE = "-O3"
 
@@ -167,7 +187,7 @@ class LoraStep:
         self.sizes = (len(rows), subs, size, out)
         width = size * subs + out
         read, computed = int(counts.sum()) * width, int(pairs.sum()) // subs * width
-        self.threads = max(_threads(read, _ALONE_READ), _threads(computed, _ALONE_COMPUTED))
+        self.threads = max(_threads(read, _ALONE.rank_numbers), _threads(computed, _ALONE.products))
 
     def pool(self, layer: int) -> tuple[int, ...]:
         """Return where a layer's part of the pool is."""
@@ -275,5 +295,5 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _threads(numbers: int, alone: int = _ALONE) -> int:
-    return 1 if numbers < alone else torch.get_num_threads()
+def _threads(numbers: int, least: int = _ALONE.numbers) -> int:
+    return 1 if numbers < least else torch.get_num_threads()

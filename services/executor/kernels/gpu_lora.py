@@ -18,7 +18,6 @@ from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.variants import (
     VARIANTS,
     KernelTable,
-    Variant,
     chip_of,
     choose_variant,
     read_table,
@@ -81,7 +80,7 @@ class GpuLora:
         self._chip, self._table = chip_of(gpu), load_table(gpu)
         self._element_bytes = banks[groups[0].name].a.element_size()
         self._kernels = self._make_kernels(limits, multiprocessors) if find_spec("triton") else {}
-        self._chosen: tuple[RowLayout, tuple[int, ...], Variant] | None = None
+        self._chosen: tuple[RowLayout, tuple[int, ...], str] | None = None
 
     def _make_kernels(self, limits: WorkLimits, multiprocessors: int) -> dict[str, TritonLora]:
         from services.executor.kernels.triton_lora import TritonLora, scratch_numbers
@@ -123,7 +122,7 @@ class GpuLora:
         """
         if not self._kernels:
             return ReferenceStep(layout, tuple(residents), self._banks, self._rows_per_page)
-        return self._kernels[variant or self._choose(layout, residents).name].load(layout, residents)
+        return self._kernels[variant or self.own_variant(layout, residents)].load(layout, residents)
 
     def usual_variants(self, rows: int, adapters: int) -> tuple[str, ...]:
         """Return the variants for `rows` decode rows shared evenly by `adapters` adapters of usual ranks, most usual
@@ -134,19 +133,16 @@ class GpuLora:
         adapters = min(adapters, rows)
         counts = [rows // adapters + (i < rows % adapters) for i in range(adapters)]
         layout = make_layout(range(adapters), counts)
-        return tuple(dict.fromkeys(self._variant(layout, (rank,) * adapters).name for rank in _USUAL_RANKS))
+        return tuple(dict.fromkeys(self._variant(layout, (rank,) * adapters) for rank in _USUAL_RANKS))
 
     def own_variant(self, layout: RowLayout, residents: Sequence[Resident]) -> str:
         """Return the variant that `arrange` takes for a step when it is given none. There must be Triton."""
-        return self._choose(layout, residents).name
-
-    def _choose(self, layout: RowLayout, residents: Sequence[Resident]) -> Variant:
         ranks = tuple(max(r.ranks.values(), default=0) for r in residents)
         if self._chosen is None or self._chosen[:2] != (layout, ranks):
             self._chosen = (layout, ranks, self._variant(layout, ranks))
         return self._chosen[2]
 
-    def _variant(self, layout: RowLayout, ranks: tuple[int, ...]) -> Variant:
+    def _variant(self, layout: RowLayout, ranks: tuple[int, ...]) -> str:
         return choose_variant(
             layout,
             ranks=ranks,
@@ -154,7 +150,7 @@ class GpuLora:
             element_bytes=self._element_bytes,
             chip=self._chip,
             table=self._table,
-        )
+        ).name
 
     def compile(self) -> int:
         """Compile every kernel that a step may choose, by a step without adapters; return how many variants.

@@ -75,13 +75,9 @@ def adapter_counts(max_adapters: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in ADAPTERS if n < max_adapters} | {max_adapters}))
 
 
-def all_buckets(*, max_rows: int, max_adapters: int, variants: Variants) -> tuple[Bucket, ...]:
-    """Return every bucket that some step needs: an adapter has at least one row."""
-    return tuple(bucket for _, bucket in _in_turns(max_rows, max_adapters, variants))
-
-
-def _in_turns(max_rows: int, max_adapters: int, variants: Variants) -> list[tuple[int, Bucket]]:
-    """Return the buckets with the place of each one's variant: 0 is the most usual."""
+def all_buckets(*, max_rows: int, max_adapters: int, variants: Variants) -> list[tuple[int, Bucket]]:
+    """Return every bucket that some step needs, with the place of its variant: 0 is the most usual. An adapter has at
+    least one row."""
     counts = adapter_counts(max_adapters)
     return [
         (turn, Bucket(rows, adapters, variant))
@@ -106,7 +102,7 @@ def plan_captures(
     the base steps come first: they hold every step that any bucket holds. Then usual variants before others, few
     adapters before many, and few rows before many: there the launches weigh most.
     """
-    wanted = _in_turns(max_rows, max_adapters, variants)
+    wanted = all_buckets(max_rows=max_rows, max_adapters=max_adapters, variants=variants)
     most = max(b.adapters for _, b in wanted)
     order = sorted(
         wanted,

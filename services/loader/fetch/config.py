@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from services.loader.fetch.sources import HTTPS_PORT, Allowed, AllowedStore, is_bucket, is_host
+from services.loader.fetch.sources import HTTPS_PORT, Allowed, AllowedStore, is_bucket, is_host, is_key
+from services.shared.names import is_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +14,10 @@ class StoreSource:
     address: str
     # Buckets from which bundles may come.
     buckets: tuple[str, ...]
+    # tenant: what the keys that it may name begin with, `adapters/acme/`. The credentials read for whoever is listed
+    # here, so prefixes of tenants that must not know of each other's objects do not lie within one another; an empty
+    # one is all of the buckets. Who is not listed imports nothing from here.
+    tenants: dict[str, str] = field(default_factory=dict)
     # A file of two lines, access key and secret key; null asks without a signature.
     credentials: str | None = None
     region: str = "us-east-1"
@@ -30,6 +35,11 @@ class StoreSource:
             )
         if not self.buckets or not all(map(is_bucket, self.buckets)):
             raise ValueError("buckets must name at least one bucket, each in lower case")
+        for tenant, prefix in self.tenants.items():
+            if not is_id(tenant) or (prefix and not (prefix.endswith("/") and is_key(prefix[:-1]))):
+                raise ValueError(
+                    f"tenants must map ids to prefixes of keys that end with / or are empty, not {prefix!r:.80}"
+                )
 
     @property
     def place(self) -> tuple[str, int]:
@@ -73,7 +83,11 @@ class ImportSources:
         """Returns the allow-lists as the rules read them."""
         stores = {
             name: AllowedStore(
-                host=store.place[0], port=store.place[1], buckets=frozenset(store.buckets), private=store.private
+                host=store.place[0],
+                port=store.place[1],
+                buckets=frozenset(store.buckets),
+                prefixes=dict(store.tenants),
+                private=store.private,
             )
             for name, store in self.s3.items()
         }

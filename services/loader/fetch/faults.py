@@ -17,9 +17,11 @@ FAULTS = MappingProxyType(
         "FRAGMENT": ("SOURCE_NOT_ALLOWED", "an address of a file has no fragment"),
         "REPOSITORY": ("SOURCE_NOT_ALLOWED", "a repository is written owner/name"),
         "COMMIT": ("SOURCE_NOT_ALLOWED", "a commit is 40 hex digits; branches and tags move"),
-        "BUCKET": ("SOURCE_NOT_ALLOWED", "the bucket is not on the allow-list of the endpoint"),
         "KEY": ("SOURCE_NOT_ALLOWED", "the key is empty, too long, or holds dot segments or control characters"),
-        "ENDPOINT": ("SOURCE_NOT_ALLOWED", "no object store of this name is allowed"),
+        "STORE_NOT_ALLOWED": (
+            "SOURCE_NOT_ALLOWED",
+            "a tenant reads from the object stores and buckets, and below the prefix, that are listed for it",
+        ),
         "NO_HUB": ("SOURCE_NOT_ALLOWED", "no model hub is allowed"),
         "HOST_NOT_ALLOWED": ("SOURCE_NOT_ALLOWED", "the host is not on the allow-list"),
         # where it leads
@@ -52,12 +54,13 @@ RESUMABLE = frozenset({"CONNECT", "BUSY", "BROKEN", "SHORT"})
 
 
 class FetchFault(Exception):
-    """A source is not allowed, or does not give what was asked for. `detail` holds nothing secret."""
+    """A source is not allowed, or does not give what was asked for. `meaning` goes by the code alone; `detail` says
+    more and may name the source's host: whoever did not name that is not told."""
 
     def __init__(self, code: str, detail: str = "") -> None:
         self.code = code
-        self.reason, meaning = FAULTS[code]
-        self.detail = f"{meaning} ({detail})" if detail else meaning
+        self.reason, self.meaning = FAULTS[code]
+        self.detail = f"{self.meaning} ({detail})" if detail else self.meaning
         super().__init__(f"{code}: {self.detail}")
 
     @property

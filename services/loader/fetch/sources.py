@@ -70,11 +70,16 @@ Reference = S3Reference | HubReference | HttpsReference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedStore:
-    """An object store from which bundles may come. `private` admits addresses of the organisation's own network."""
+    """An object store from which bundles may come. `private` admits addresses of the organisation's own network.
+
+    `prefixes` has what each tenant's keys begin with; the store's credentials are the loader's, so nobody else's keys
+    are asked for at all.
+    """
 
     host: str
     port: int
     buckets: frozenset[str]
+    prefixes: Mapping[str, str] = field(default_factory=dict)
     private: bool = False
 
 
@@ -142,16 +147,16 @@ def redirected(current: Target, location: str, hosts: frozenset[str]) -> Target:
     return _listed(parse_https(location), hosts)
 
 
-def files_of(reference: Reference, allowed: Allowed) -> tuple[RemoteFile, RemoteFile]:
+def files_of(reference: Reference, allowed: Allowed, *, tenant: str) -> tuple[RemoteFile, RemoteFile]:
     """Returns config and weights of a reference.
 
     Raises:
-        FetchFault: it is malformed, or not on the allow-lists.
+        FetchFault: it is malformed, or not on the allow-lists for this tenant.
     """
     match reference:
         case S3Reference():
-            return _store_file(reference, reference.config_key, allowed), _store_file(
-                reference, reference.weights_key, allowed
+            return _store_file(reference, reference.config_key, allowed, tenant), _store_file(
+                reference, reference.weights_key, allowed, tenant
             )
         case HubReference():
             return _hub_file(reference, CONFIG_NAME, allowed), _hub_file(reference, WEIGHTS_NAME, allowed)
@@ -177,16 +182,20 @@ def _hub_file(reference: HubReference, name: str, allowed: Allowed) -> RemoteFil
     )
 
 
-def _store_file(reference: S3Reference, key: str, allowed: Allowed) -> RemoteFile:
-    store = allowed.stores.get(reference.endpoint)
-    if store is None:
-        raise FetchFault("ENDPOINT")
-    if reference.bucket not in store.buckets:
-        raise FetchFault("BUCKET")
-    segments = key.split("/")
-    legal = key.isprintable() and not {"", ".", ".."} & set(segments)
-    if not legal or len(key.encode("utf-8", "replace")) > MAX_KEY_BYTES:
+def is_key(key: str) -> bool:
+    """Says whether `key` can be an object's key: no empty or dot segments, no control characters."""
+    legal = key.isprintable() and not {"", ".", ".."} & set(key.split("/"))
+    return legal and len(key.encode("utf-8", "replace")) <= MAX_KEY_BYTES
+
+
+def _store_file(reference: S3Reference, key: str, allowed: Allowed, tenant: str) -> RemoteFile:
+    """What is not for this tenant has one answer, whether it is there for others or for nobody."""
+    if not is_key(key):
         raise FetchFault("KEY")
+    store = allowed.stores.get(reference.endpoint)
+    prefix = store.prefixes.get(tenant) if store is not None else None
+    if store is None or prefix is None or reference.bucket not in store.buckets or not key.startswith(prefix):
+        raise FetchFault("STORE_NOT_ALLOWED")
     path = f"/{reference.bucket}/{quote(key, safe='/-_.~')}"
     return RemoteFile(target=Target(store.host, store.port, path), store=reference.endpoint, private=store.private)
 

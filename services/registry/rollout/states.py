@@ -50,8 +50,6 @@ class Event(StrEnum):
 
 INITIAL = State.PRELOADING
 ENDED = frozenset({State.SUCCEEDED, State.ROLLED_BACK, State.ABORTED})
-# Where conversations may be answered by the new revision.
-SHARING = frozenset({State.SPLITTING, State.RETAINING})
 
 _S, _E = State, Event
 TABLE = MappingProxyType(

@@ -60,7 +60,7 @@ class AdapterServicer(stubs.AdapterServiceServicer):
         envelope = request.verification_envelope
 
         def work(transaction: Transaction, note: Note) -> pb.Revision:
-            verification = self._publishing.open_verification(envelope)
+            verification = self._publishing.open_verification(transaction.connection, envelope)
             note.resource = verification.revision_id
             row = self._publishing.admit(transaction, verification, envelope, now_us=self._desk.now_us())
             note.resource, note.reason = row.name, row.state

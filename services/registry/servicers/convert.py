@@ -25,8 +25,18 @@ from services.registry.records import (
 )
 from services.registry.servicers.rollout_item import catalog_rollout
 from services.registry.store.delegations import DelegationRow
-from services.shared.catalog import AliasItem, BaseItem, Item, KeyItem, RevisionItem, RolloutItem, RootItem, TenantItem
-from services.shared.names import base_model_name, tenant_name
+from services.shared.catalog import (
+    AliasItem,
+    BaseItem,
+    Item,
+    KeyItem,
+    RestrictionItem,
+    RevisionItem,
+    RolloutItem,
+    RootItem,
+    TenantItem,
+)
+from services.shared.names import alias_name, base_model_name, tenant_name
 from services.shared.quotas import NO_QUOTA, Quota
 
 
@@ -136,12 +146,12 @@ def violations(findings: Findings) -> list[Violation]:
 
 def alias(row: AliasRow) -> adapter_pb.Alias:
     """Returns the message of an alias."""
-    return adapter_pb.Alias(**_alias(row))
+    return adapter_pb.Alias(**_alias(row, row.name))
 
 
-def _alias(row: AliasRow) -> dict[str, Any]:
+def _alias(row: AliasRow, name: str) -> dict[str, Any]:
     return {
-        "name": row.name,
+        "name": name,
         "revision_id": row.revision_id,
         "version": row.version,
         "etag": row.etag,
@@ -156,15 +166,16 @@ def adapter(row: AdapterRow, aliases: Sequence[AliasRow]) -> adapter_pb.Adapter:
 
 def adapter_fields(row: AdapterRow, aliases: Sequence[AliasRow]) -> dict[str, Any]:
     """As `adapter`, for a message that lists hundreds: what is made in its place is not copied there."""
+    name = str(row.name)
     fields = {
-        "name": str(row.name),
+        "name": name,
         "base_model": base_model_name(row.base_model),
         "latest_version": row.latest_version,
         "create_time": _parts(row.create_us),
     }
     # Setting an empty list would take longer than all of the above.
     if aliases:
-        fields["aliases"] = list(map(_alias, aliases))
+        fields["aliases"] = [_alias(alias, alias_name(name, alias.alias)) for alias in aliases]
     if row.shared_tenants:
         fields["shared_tenants"] = list(map(tenant_name, row.shared_tenants))
     return fields
@@ -206,6 +217,10 @@ def catalog_item(item: Item) -> catalog_pb.CatalogItem:
         case RootItem():
             return catalog_pb.CatalogItem(
                 trust_root=catalog_pb.CatalogTrustRoot(version=item.version, envelope=item.envelope)
+            )
+        case RestrictionItem():
+            return catalog_pb.CatalogItem(
+                restriction=catalog_pb.CatalogRestriction(position=item.position, body=item.body)
             )
         case RevisionItem():
             return catalog_pb.CatalogItem(revision=_catalog_revision(item))

@@ -25,7 +25,7 @@ from services.registry.store import adapters, revisions, rollouts
 from services.registry.store.database import Transaction
 from services.shared.errors import LoraportError
 from services.shared.names import parse_alias
-from services.shared.rpc.server import current_call
+from services.shared.rpc.guard import current_call
 
 # Everybody at once, nothing judged, nothing retained: what is left of a rollout is the quorum.
 HASTE = Settings(steps=(WHOLE,), min_samples=0, min_step_s=0.0, retention_s=0.0)

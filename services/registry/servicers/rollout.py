@@ -23,7 +23,7 @@ from services.registry.store.database import Transaction
 from services.shared.errors import FaultList, LoraportError
 from services.shared.names import parse_adapter, parse_rollout
 from services.shared.paging import PageTokens, page_size
-from services.shared.rpc.server import current_call
+from services.shared.rpc.guard import current_call
 from services.shared.split import SHADOW_STEP
 
 ALL = "tenants/-"

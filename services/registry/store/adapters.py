@@ -1,13 +1,13 @@
 """Adapters and their aliases."""
 
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Integer, Select, bindparam, insert, select, update
 
-from loraport.bundle.canonical import canonical
-from loraport.bundle.digest import sha256_digest
 from loraport.log.leaf import Kind
+from loraport.log.replay import shared_digest
 from services.registry.records import AdapterRow, AliasRow, RevisionRow
 from services.registry.store import log
 from services.registry.store.database import Transaction
@@ -102,6 +102,27 @@ def put_adapter(transaction: Transaction, existing: AdapterRow | None, row: Revi
     return int(connection.execute(_ADD, values).scalar_one())
 
 
+def lower_latest(transaction: Transaction, adapter_id: int, struck: Collection[int]) -> None:
+    """Makes the highest version that is not `struck`, nor was before, an adapter's latest, or the last of those that
+    follow it without a gap: the number after the latest is free."""
+    connection = transaction.connection
+    rows = connection.execute(
+        select(revisions.c.version, revisions.c.reasons)
+        .where(revisions.c.adapter_id == adapter_id)
+        .order_by(revisions.c.version.desc())
+    ).all()
+    latest = next((version for version, reasons in rows if version not in struck and not _stopped(reasons)), 0)
+    taken = {version for version, _ in rows}
+    while latest + 1 in taken:
+        latest += 1
+    of_adapter = adapters.c.adapter_id == adapter_id
+    connection.execute(update(adapters).where(of_adapter).values(latest_version=latest))
+
+
+def _stopped(reasons: Sequence[Sequence[str]]) -> bool:
+    return any(code == "SIGNER_REVOKED" for code, *_ in reasons)
+
+
 def share(transaction: Transaction, row: AdapterRow, tenants: tuple[str, ...], *, now_us: int) -> AdapterRow:
     """Lets `tenants` (sorted) and nobody else use an adapter besides its owner."""
     change = update(adapters).where(adapters.c.adapter_id == row.adapter_id).values(shared_tenants=list(tenants))
@@ -109,8 +130,7 @@ def share(transaction: Transaction, row: AdapterRow, tenants: tuple[str, ...], *
     # Watchers hear of it revision by revision.
     of_adapter = revisions.c.adapter_id == row.adapter_id
     transaction.connection.execute(update(revisions).where(of_adapter).values(epoch=transaction.epoch()))
-    digest = sha256_digest(canonical(list(tenants)))
-    log.append(transaction, Kind.SHARED, resource=str(row.name), digest=digest, now_us=now_us)
+    log.append(transaction, Kind.SHARED, resource=str(row.name), digest=shared_digest(tenants), now_us=now_us)
     return shared
 
 

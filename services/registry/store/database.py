@@ -8,7 +8,7 @@ costs nothing that anybody would notice.
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class Transaction:
         self.connection = connection
         self._last_epoch = last_epoch
         self.changed = False
+        # Hashes of the log's leaves that it appends, by index.
+        self.leaves: dict[int, bytes] = {}
 
     def epoch(self) -> int:
         """Returns the catalog epoch of this transaction's changes; asking means that there are some."""
@@ -52,6 +54,8 @@ class Database:
         self.engine = _engine(url)
         self._listener = listener
         self._turn = threading.Lock()
+        # What was committed through here and nobody has signed yet, by index in the log.
+        self._unsigned: dict[int, bytes] = {}
 
     def listen(self, listener: EpochListener) -> None:
         """Sets who hears of committed changes."""
@@ -82,6 +86,7 @@ class Database:
             yield transaction
             if transaction.changed:
                 connection.execute(_ADVANCE, {"newest": last + 1})
+        self._unsigned |= transaction.leaves
         if transaction.changed and self._listener is not None:
             self._listener(last + 1)
 
@@ -97,6 +102,15 @@ class Database:
             connection.execution_options(**options)
             with connection.begin():
                 yield connection
+
+    def unsigned(self) -> dict[int, bytes]:
+        """Returns the hashes of leaves that were committed through here and not told to be `signed` yet."""
+        return self._unsigned.copy()
+
+    def signed(self, leaves: Iterable[int]) -> None:
+        """Takes note that a signed tree has these leaves."""
+        for index in leaves:
+            self._unsigned.pop(index, None)
 
     def epoch(self) -> int:
         """Returns the newest committed epoch. Raises LoraportError (REGISTRY_UNAVAILABLE)."""

@@ -20,11 +20,11 @@ from typing import Any
 from alembic.migration import MigrationContext
 from sqlalchemy import Column, Connection, Integer, LargeBinary, Table, delete, func, insert, select, text
 
-from loraport.log import merkle
 from services.registry.store import log as log_store
 from services.registry.store.database import Database
 from services.registry.store.migrate import head, upgrade
-from services.registry.store.tables import METADATA, catalog_state, log_leaves
+from services.registry.store.tables import METADATA, catalog_state
+from services.shared.errors import LoraportError
 
 SCHEMA = "loraport.registry-backup.v1"
 BATCH = 500
@@ -186,18 +186,12 @@ def _fill(connection: Connection, lines: Iterator[Any]) -> dict[str, int]:
 
 def _check_log(connection: Connection, header: dict[str, Any]) -> None:
     """Computes the log's root from the leaves alone: stored hashes must not speak for themselves."""
-    bodies = connection.execute(select(log_leaves.c.body).order_by(log_leaves.c.leaf_index)).scalars()
-    leaves = [merkle.leaf_hash(bytes(body)) for body in bodies]
-    stack: list[tuple[int, bytes]] = []
-    for leaf in leaves:
-        level, value = 0, leaf
-        while stack and stack[-1][0] == level:
-            level, value = level + 1, merkle.node_hash(stack.pop()[1], value)
-        stack.append((level, value))
-    computed = merkle.fold([value for _, value in stack])
     state = log_store.state(connection)
-    said = (header["tree_size"], header["root_hash"])
-    if said != (len(leaves), computed.hex()) or said != (state.tree_size, state.root_hash.hex()):
+    try:
+        log_store.require_computed(log_store.compute(connection), state)
+    except LoraportError as error:
+        raise DumpError(f"the backup's log is damaged: {error.message}") from None
+    if (header["tree_size"], header["root_hash"]) != (state.tree_size, state.root_hash.hex()):
         raise DumpError("the backup's log does not have the root that it names")
 
 

@@ -18,6 +18,8 @@ from services.registry.store.tables import (
     api_keys,
     base_models,
     catalog_state,
+    log_leaves,
+    log_restrictions,
     revisions,
     rollouts,
     tenants,
@@ -29,6 +31,7 @@ from services.shared.catalog import (
     Item,
     KeyItem,
     PromptItem,
+    RestrictionItem,
     RevisionItem,
     RolloutItem,
     RootItem,
@@ -66,6 +69,10 @@ def _revision(row: Row[Any]) -> Item:
 
 def _root(row: Row[Any]) -> Item:
     return RootItem(row.version, bytes(row.envelope))
+
+
+def _restriction(row: Row[Any]) -> Item:
+    return RestrictionItem(row.position, bytes(row.body))
 
 
 def _alias(row: Row[Any]) -> Item:
@@ -124,6 +131,17 @@ Kind = tuple[Table, Select[Any], tuple[Column[Any], ...], Callable[[Row[Any]], I
 
 # Before anything that is signed by a key that it names.
 _TRUST: tuple[Kind, ...] = ((trust_roots, select(trust_roots), (trust_roots.c.version,), _root),)
+# Before what they restrict: in between, nothing is allowed that will not be.
+_RESTRICTIONS: tuple[Kind, ...] = (
+    (
+        log_restrictions,
+        select(log_restrictions.c.position, log_leaves.c.body).join(
+            log_leaves, log_leaves.c.leaf_index == log_restrictions.c.leaf_index
+        ),
+        (log_restrictions.c.position,),
+        _restriction,
+    ),
+)
 # Names before what refers to them. Superseded announcements are history and are not told.
 _ACCOUNTS: tuple[Kind, ...] = (
     (tenants, select(tenants), (tenants.c.tenant,), _tenant),
@@ -153,7 +171,8 @@ _OVER: dict[Table, ColumnElement[bool]] = {rollouts: rollouts.c.running.is_(Fals
 
 def kinds(*, artefacts_only: bool) -> tuple[Kind, ...]:
     """Returns what a watcher hears of, in the order of a full state."""
-    return (*_TRUST, *_ARTEFACTS) if artefacts_only else (*_TRUST, *_ACCOUNTS, *_ARTEFACTS)
+    accounts = () if artefacts_only else _ACCOUNTS
+    return (*_TRUST, *_RESTRICTIONS, *accounts, *_ARTEFACTS)
 
 
 def scan(database: Database, kind: Kind) -> Iterator[list[Item]]:
@@ -181,8 +200,8 @@ def changes(database: Database, since: int, *, artefacts_only: bool) -> tuple[in
     with database.read() as connection:
         epoch = _epoch(connection)
         if epoch > since:
-            for table, statement, _, convert in kinds(artefacts_only=artefacts_only):
-                changed = statement.where(table.c.epoch > since).order_by(table.c.epoch)
+            for table, statement, key, convert in kinds(artefacts_only=artefacts_only):
+                changed = statement.where(table.c.epoch > since).order_by(table.c.epoch, *key)
                 items.extend(convert(row) for row in connection.execute(changed))
     return epoch, items
 

@@ -95,7 +95,8 @@ def move(
 ) -> RevisionRow:
     """Moves a revision to another state; returns it as it is then.
 
-    `evidence` is the signed envelope that says so: the loader's, or the registry's record, which is kept in the row.
+    `evidence` is the signed envelope that says so: the loader's, or the registry's record, which is kept in the row for
+    as long as the revision is ACTIVE: what is not there cannot be shown by mistake.
     """
     leaf = _log(transaction, row, _KINDS[to.state], evidence, now_us=now_us)
     values: dict[str, Any] = {
@@ -106,6 +107,8 @@ def move(
     }
     if to.state is State.ACTIVE and evidence is not None:
         values |= {"record_envelope": evidence, "record_leaf": leaf}
+    elif to.state is not State.ACTIVE:
+        values |= {"record_envelope": b"", "record_leaf": 0}
     return _update(transaction, row, values)
 
 

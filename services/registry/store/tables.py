@@ -310,6 +310,18 @@ log_leaves = Table(
     ),
 )
 
+# Which leaves are in loraport.log.restrictions, with the list's hash up to each. Append-only, like what it is made of.
+log_restrictions = Table(
+    "log_restrictions",
+    METADATA,
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("leaf_index", BigInteger, nullable=False, index=True, unique=True),
+    Column("head", LargeBinary(32), nullable=False),
+    Column("epoch", BigInteger, nullable=False, index=True),
+)
+# The database refuses a leaf that is to be in the list and is not there yet.
+log_leaves.add_is_dependent_on(log_restrictions)
+
 log_nodes = Table(
     "log_nodes",
     METADATA,

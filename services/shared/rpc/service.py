@@ -15,6 +15,7 @@ import structlog
 
 from services.shared import metrics, telemetry
 from services.shared.config import ConfigError, load_config
+from services.shared.futures import fault_of
 
 log = structlog.get_logger()
 
@@ -54,8 +55,7 @@ async def first_ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """
     done, _ = await asyncio.wait(set(tasks), return_when=asyncio.FIRST_COMPLETED)
     for task in done:
-        why = None if task.cancelled() else task.exception()
-        log.error("background task ended", task=task.get_name(), exc_info=why)
+        log.error("background task ended", task=task.get_name(), exc_info=fault_of(task))
 
 
 C = TypeVar("C", bound=ServiceConfig)

@@ -11,7 +11,8 @@ from loraport.telemetry.v1 import telemetry_service_pb2_grpc as stubs
 from services.shared import checks, telemetry, tracing
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
-from services.shared.rpc.server import REQUEST_ID_LENGTH, Server, run_blocking
+from services.shared.rpc.guard import REQUEST_ID_LENGTH
+from services.shared.rpc.server import Server, run_blocking
 
 _HEX = frozenset("0123456789abcdef")
 

@@ -33,6 +33,9 @@ def test_the_largest_integer_is_canonical() -> None:
         (b"NaN", "NON_FINITE_NUMBER"),
         (b"[-Infinity]", "NON_FINITE_NUMBER"),
         (b"1e400", "NUMBER_RANGE"),
+        (b"9007199254740992", "NUMBER_RANGE"),
+        (b"-9007199254740992", "NUMBER_RANGE"),
+        (b"1" * 20, "NUMBER_RANGE"),
         (b"1" * 21, "NUMBER_RANGE"),
         (b"1" * 5000, "NUMBER_RANGE"),
         (b'"\\ud800"', "LONE_SURROGATE"),
@@ -62,6 +65,17 @@ def test_strict_json_reads_what_is_plain() -> None:
         b' {"a": [1.5, -0, {"b": null}], "\\ud83d\\ude00": ""} ', max_bytes=99, max_depth=3, allow_floats=True
     )
     assert value == {"a": [1.5, 0, {"b": None}], "😀": ""}
+
+
+@pytest.mark.parametrize("value", [2**53 - 1, -(2**53 - 1)])
+def test_what_has_a_canonical_form_is_read(value: int) -> None:
+    assert load_strict(canonical(value), max_bytes=99, max_depth=1) == value
+
+
+def test_what_others_write_may_have_wider_integers() -> None:
+    assert load_strict(b"18446744073709551615", max_bytes=99, max_depth=1, wide_integers=True) == 2**64 - 1
+    with pytest.raises(StrictJsonError, match="NUMBER_RANGE"):
+        load_strict(b"1" * 21, max_bytes=99, max_depth=1, wide_integers=True)
 
 
 def test_floats_are_refused_unless_allowed() -> None:

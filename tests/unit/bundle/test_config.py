@@ -66,6 +66,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layers_to_transform": [-1]}, "CONFIG_BAD_VALUE"),
     ({"layers_pattern": "layers"}, "CONFIG_CONFLICT"),
     ({"layers_to_transform": [0, 1], "layers_pattern": "(a|a)*"}, "NON_LITERAL_PATTERN"),
+    ({"layers_to_transform": [0, 1], "layers_pattern": ["layers"] * 17}, "CONFIG_BAD_VALUE"),
     ({"layers_to_transform": [0, 1], "target_modules": "all-linear"}, "CONFIG_CONFLICT"),
     ({"modules_to_save": ["norm"]}, "UNSUPPORTED_MODULES_TO_SAVE"),
     ({"bias": "all"}, "UNSUPPORTED_BIAS"),

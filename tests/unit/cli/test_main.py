@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,18 @@ def test_a_dead_stack_is_named_not_waited_for(tmp_path: Path, capsys: pytest.Cap
     assert "loraport dev status" in line
 
 
+@pytest.mark.parametrize("more", [[], ["--stream"], ["--json"]])
+def test_an_answer_that_does_not_come_names_its_request(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack_of_nobody(tmp_path)
+    key = tmp_path / "keys" / "acme.key"
+    key.write_text(f"lk_abcdefghij_{'a' * 43}\n")
+    key.chmod(0o600)
+    assert run(["generate", "hi", "--tenant", "acme", "--data", str(tmp_path), *more]) == 1
+    assert re.search(r", request [0-9a-f-]{32,36}\b", one_line(capsys))
+
+
 def test_a_missing_signer_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stack_of_nobody(tmp_path)
     arguments = ["adapter", "register", str(tmp_path), "--tenant", "acme", "--name", "n", "--base", "b"]
@@ -149,6 +162,9 @@ def test_errors_carry_their_advice_and_stay_one_line() -> None:
         "TENANT_NOT_FOUND: no tenant x (make one with: loraport tenant create NAME)"
     )
     assert describe(UnavailableError("two\nlines")) == "two lines"
+    assert describe(NotFoundError("no such adapter.", reason="ADAPTER_NOT_FOUND", request_id="r-1")).startswith(
+        "ADAPTER_NOT_FOUND: no such adapter, request r-1 (see: "
+    )
     assert describe(FileNotFoundError(2, "No such file or directory", "/x")) == "No such file or directory: /x"
 
 

@@ -29,6 +29,11 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> NativeDecoder:
     return load_native(folder / "base", dtype=torch.float32, max_context=32)
 
 
+class NoAdapters:
+    def usual_variants(self, rows: int, adapters: int) -> tuple[str, ...]:
+        raise AssertionError("no step of these has an adapter")
+
+
 def graphs_of(decoder: NativeDecoder, device: RecordedGraphs) -> tuple[DecodeGraphs, TorchAttention]:
     info = decoder.info
     cache = KvCache(
@@ -40,7 +45,7 @@ def graphs_of(decoder: NativeDecoder, device: RecordedGraphs) -> tuple[DecodeGra
         tensor[:, 1:12] = torch.randn(tensor[:, 1:12].shape, generator=noise)
     attention = TorchAttention(cache, q_heads=info.heads, kv_heads=info.kv_heads, max_context=info.max_context)
     pool = DevicePool(decoder.groups, page_count=1, rows_per_page=8)
-    graphs = DecodeGraphs(decoder, pool, None, attention, device=device, where=torch.device("cpu"))
+    graphs = DecodeGraphs(decoder, pool, NoAdapters(), attention, device=device, where=torch.device("cpu"))
     return graphs, attention
 
 

@@ -206,3 +206,24 @@ def test_a_revocation_that_cannot_erase_fails_the_engine_and_leaves_nobody_waiti
     assert row.ended[0].reason is FinishReason.REVOKED
     assert other.ended[0].reason is FinishReason.ENGINE_FAULT
     assert world.engine.state().residents == ()
+
+
+def test_what_stands_behind_a_revocation_that_fails_is_answered_too(family, monkeypatch) -> None:
+    root, base, bundle = family
+    world = open_world(root / "base")
+    world.load(bundle.host())
+    make_adapter(base, root / "Q", seed=2, r=8, lora_alpha=16, target_modules=ALL)
+    other = read_bundle(base, root / "Q")
+    monkeypatch.setattr(world.engine._runner.cache, "clear", raising(RuntimeError("device fault")))
+    first = world.engine.revoke(bundle.revision_id, final=True)
+    load = world.engine.load(stage(other.host(), world.decoder.groups, dtype=POOL_DTYPE))
+    row = world.submit("behind", P, sampling=LONG)
+    second = world.engine.revoke(other.revision_id, final=True)
+    question = world.engine.ask(lambda: 7)
+    world.engine.start()
+    world.engine._thread.join(60)
+    assert world.engine.state().failed
+    assert [str(done.exception(0)) for done in (first, second)] == ["device fault"] * 2
+    assert isinstance(load.exception(0), Refused)
+    assert question.result(0) == 7
+    assert [event.reason for event in row.ended] == [FinishReason.ENGINE_FAULT]

@@ -6,14 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from services.executor import measure
 from services.executor.engine.device_link import CpuLink
 from services.executor.engine.device_pool import POOL_DTYPE
 from services.executor.engine.staging import stage
+from services.executor.reporter import Reporter
 from services.executor.request import FinishReason, RefusalReason, Refused, Sampling
+from services.shared import metrics, telemetry
+from services.shared.clock import ManualClock
+from services.shared.residency import Notice
 from tests.support.harness import SMALL, World, open_world
 from tests.support.tiny import ALL, greedy, make_adapter, make_base, prompt_of, read_bundle, with_adapter
 
 LONG = Sampling(max_tokens=60, ignore_eos=True)
+
+
+class Nowhere:
+    async def put(self, notice: Notice) -> bool:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +316,25 @@ def test_a_device_fault_ends_that_steps_requests_and_nothing_else(family, world:
     world.finish()
     assert after.ended[0].usage.prefix_hit_tokens == 0, "nothing of the failed step is trusted"
     assert after.tokens == greedy(family[1], prompt_of(40), 12)
+
+
+def test_a_request_waits_from_the_moment_it_is_accepted_whoever_tells(world: World, monkeypatch) -> None:
+    shown: dict[tuple[str, ...], float] = {}
+    monkeypatch.setattr(
+        telemetry, "gauge", lambda metric, value, **labels: shown.update({(metric.name, *labels.values()): value})
+    )
+    reporter = Reporter(Nowhere(), world.engine.state, executor="e", base_id="b", epoch=1, clock=ManualClock())
+    for name in ("a", "b"):
+        world.submit(name, prompt_of(6), sampling=LONG)
+    for waiting, running in ((2, 0), (0, 2)):
+        state = world.engine.state()
+        assert (state.waiting, state.running) == (waiting, running)
+        notice = reporter.notice(state)
+        assert (notice.queued_count, notice.running_count) == (waiting, running)
+        measure.sample(state, (), base_bytes=0)
+        requests = metrics.EXECUTOR_REQUESTS.name
+        assert (shown[requests, "waiting"], shown[requests, "running"]) == (waiting, running)
+        world.step(2)
 
 
 def test_a_sink_that_fails_cancels_only_its_own_request(world: World) -> None:

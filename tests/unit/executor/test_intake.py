@@ -99,6 +99,17 @@ def test_malformed_files_are_refused(data: bytes) -> None:
     assert reason(data) is RefusalReason.BYTES_MALFORMED
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("which", [0, 1])
+def test_staging_refuses_a_single_value_that_is_not_finite(value: float, dtype: torch.dtype, which: int) -> None:
+    bad = tensors()
+    list(bad.values())[which].flat[-1] = value
+    with pytest.raises(Refused) as caught:
+        stage(take(pack(bad)), GROUPS, dtype=dtype)
+    assert caught.value.reason is RefusalReason.ADAPTER_NOT_FINITE
+
+
 def test_staging_refuses_strange_modules_and_values_that_overflow_in_the_serving_dtype() -> None:
     strange = replace(Q, path="model.layers.9.self_attn.q_proj")
     with pytest.raises(Refused) as caught:
@@ -126,3 +137,15 @@ def test_arranging_gives_way_to_the_threads_that_serve(monkeypatch: pytest.Monke
     monkeypatch.setattr(staging, "stage", lambda *_, **__: priority())
     assert stager(None) > before or sys.platform != "linux"
     assert priority() == before
+
+
+@pytest.mark.parametrize("turn", [7, None])
+def test_arranging_rests_after_each_layer_while_a_step_is_computed(
+    turn: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(staging, "_PIECE_S", 0.0)
+    monkeypatch.setattr(staging.time, "sleep", slept.append)
+    stager = Stager(GROUPS, dtype=torch.float32, turn=lambda: turn)
+    assert stager(take(pack(tensors()))).rank == Q.rank
+    assert len(slept) == (sum(group.layers for group in GROUPS) if turn else 0)

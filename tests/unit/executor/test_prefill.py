@@ -36,7 +36,7 @@ def test_neither_one_long_prompt_nor_many_short_ones_hold_up_another_tenant() ->
 
 
 def test_prompts_take_a_part_of_a_step_in_which_rows_generate() -> None:
-    assert [beside(rows, 512) for rows in (0, 1, 16, 32, 120, 512)] == [512, 64, 64, 128, 392, 0]
+    assert [beside(rows, 512) for rows in (0, 1, 16, 32, 120, 512)] == [512, 32, 32, 64, 240, 0]
 
 
 def test_who_had_far_more_than_its_part_fills_half_a_step_while_others_are_at_work() -> None:

@@ -193,6 +193,24 @@ def test_rows_that_want_other_things_do_not_disturb_each_other() -> None:
     assert together == [sample(own[None], [one], eos_ids=EOS)[0] for own, one in zip(logits, rows, strict=True)]
 
 
+@pytest.mark.usefixtures("together")
+def test_no_draw_is_of_more_numbers_than_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no nucleus is among the likely candidates: then whole rows are sorted."""
+    draw, seen = engine_sampling._draw, []
+
+    def watched(logits: torch.Tensor, rows: list[Row], *, guess: bool) -> torch.Tensor:
+        seen.append((guess, logits.numel()))
+        return draw(logits, rows, guess=guess)
+
+    monkeypatch.setattr(engine_sampling, "_draw", watched)
+    rows = [row(Sampling(temperature=1.0, top_p=0.99, seed=i)) for i in range(50)]
+    logits = torch.randn(50, 600, generator=torch.Generator().manual_seed(6)) / 20
+    tokens = [r.token for r in sample(logits.clone(), rows, eos_ids=EOS)]
+    assert tokens == [drawn_alone(own, one) for own, one in zip(logits, rows, strict=True)]
+    assert {guess for guess, _ in seen} == {True, False}, "both draws"
+    assert max(count for _, count in seen) <= engine_sampling._MOST_NUMBERS
+
+
 class _Asked(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -104,6 +104,25 @@ def test_with_too_many_tenants_worth_alone_decides() -> None:
     assert all(here(shared, f"{tenant}/only") for tenant in "abc")
 
 
+def test_floors_hold_against_a_tenant_that_has_its_part_in_use() -> None:
+    shared = pool(8)
+    for number in range(4):
+        use(shared, f"t{number}", "only", now=float(number))
+    assert shared.reserve("big/0", rank=4 * shared.page_rows, tenant="big") is not None
+    shared.ready("big/0", now=5.0, load_ms=5.0)
+    lease = shared.lease("big/0", now=5.0)
+    # It waits for its own, and everybody else keeps what was used last.
+    assert shared.reserve("big/1", rank=4 * shared.page_rows, tenant="big") is None
+    assert all(here(shared, f"t{number}/only") for number in range(4))
+    # A tenant that has little does not: the longest unused floor gives way.
+    assert use(shared, "fifth", "only", now=6.0)
+    assert not here(shared, "t0/only")
+    shared.release(lease)
+    assert shared.reserve("big/1", rank=4 * shared.page_rows, tenant="big") is None
+    shared.scrubbed(shared.take_dirty())
+    assert shared.reserve("big/1", rank=4 * shared.page_rows, tenant="big") is not None
+
+
 def test_floors_beside_what_rollouts_keep_leave_room_for_a_newcomer() -> None:
     shared = pool(32)
     shared.keep([f"roll/{number}" for number in range(4)])

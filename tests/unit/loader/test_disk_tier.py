@@ -17,14 +17,15 @@ from services.loader.disk_tier import DiskTier
 
 DATA = {sha256_digest(bytes([n]) * 100): bytes([n]) * 100 for n in range(4)}
 A, B, C, D = DATA
+ACME = ("acme",)
 
 
-def put(cache: DiskCache, digest: str) -> bool:
-    return cache.put(digest, 100, iter([DATA[digest][:30], DATA[digest][30:]]))
+def put(cache: DiskCache, digest: str, tenants: tuple[str, ...] = ACME) -> bool:
+    return cache.put(digest, 100, iter([DATA[digest][:30], DATA[digest][30:]]), tenants=tenants)
 
 
 def read(cache: DiskCache, digest: str, size: int = 100) -> bytes | None:
-    file = cache.open_file(digest, size)
+    file = cache.open_file(digest, size, tenants=ACME)
     if file is None:
         return None
     with file:
@@ -63,7 +64,7 @@ def test_books_stay_within_the_budget(steps: list[tuple[str, int, bool]]) -> Non
             held.pop(digest, None)
             continue
         before = tier.digests()
-        leaving = tier.admit(digest, size)
+        leaving = tier.admit(digest, size, tenants=ACME)
         if leaving is None:
             assert digest in held or size > 100
         else:
@@ -78,7 +79,7 @@ def test_books_stay_within_the_budget(steps: list[tuple[str, int, bool]]) -> Non
 
 def test_nothing_of_no_size_is_entered() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        DiskTier(10).admit("a", 0)
+        DiskTier(10).admit("a", 0, tenants=ACME)
 
 
 def test_files_are_whole_private_and_under_their_digest(cache: DiskCache, root: Path) -> None:
@@ -97,7 +98,7 @@ def test_the_least_recently_used_leaves_and_what_never_fits_is_not_tried(cache: 
     read(cache, A)
     assert put(cache, C)
     assert files(root) == {path_of(root, A), path_of(root, C)}
-    assert not cache.put(D, 251, iter([]))
+    assert not cache.put(D, 251, iter([]), tenants=ACME)
     assert cache.used_bytes == 200
 
 
@@ -124,7 +125,7 @@ def test_a_restart_adopts_sweeps_and_keeps_the_order(cache: DiskCache, root: Pat
 @pytest.mark.parametrize("what", ["all", "file", "folder"])
 def test_it_may_be_deleted_at_any_moment(cache: DiskCache, root: Path, what: str) -> None:
     put(cache, A)
-    file = cache.open_file(A, 100)
+    file = cache.open_file(A, 100, tenants=ACME)
     if what == "file":
         path_of(root, A).unlink()
     else:
@@ -172,10 +173,10 @@ def test_a_write_that_fails_or_is_cut_leaves_nothing(cache: DiskCache, root: Pat
         yield b"x" * 50
         raise OSError(28, "No space left on device")
 
-    assert not cache.put(A, 100, failing())
-    assert not cache.put(A, 100, iter([b"x" * 50]))
+    assert not cache.put(A, 100, failing(), tenants=ACME)
+    assert not cache.put(A, 100, iter([b"x" * 50]), tenants=ACME)
     with pytest.raises(RuntimeError):
-        cache.put(A, 100, (1 / 0 if False else _raise() for _ in range(1)))
+        cache.put(A, 100, (1 / 0 if False else _raise() for _ in range(1)), tenants=ACME)
     assert files(root) == set()
     assert cache.used_bytes == 0
     assert put(cache, A)
@@ -193,7 +194,7 @@ def test_what_is_forgotten_while_it_is_written_does_not_stay(cache: DiskCache, r
         go.wait(60)
         yield DATA[A]
 
-    thread = threading.Thread(target=cache.put, args=(A, 100, pieces()))
+    thread = threading.Thread(target=cache.put, args=(A, 100, pieces()), kwargs={"tenants": ACME})
     thread.start()
     begun.wait(60)
     assert read(cache, A) is None  # not whole yet

@@ -27,7 +27,11 @@ from services.shared.errors import REASONS
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ALLOWED = Allowed(
-    stores={"lake": AllowedStore(host="s3.example", port=9000, buckets=frozenset({"adapters"}))},
+    stores={
+        "lake": AllowedStore(
+            host="s3.example", port=9000, buckets=frozenset({"adapters"}), prefixes={"acme": "acme/", "whole": ""}
+        )
+    },
     hub_host="hub.example",
     hub_redirect_hosts=frozenset({"cdn.example"}),
     https_hosts=frozenset({"files.example"}),
@@ -108,17 +112,17 @@ def test_the_one_parser(url: str, expected: Target | str) -> None:
 
 
 def test_what_is_on_the_lists_becomes_two_files() -> None:
-    config, weights = files_of(HubReference("acme/pirate.v2", COMMIT), ALLOWED)
+    config, weights = files_of(HubReference("acme/pirate.v2", COMMIT), ALLOWED, tenant="acme")
     assert config.target == Target("hub.example", 443, f"/acme/pirate.v2/resolve/{COMMIT}/adapter_config.json")
     assert weights.target.path.endswith("/adapter_model.safetensors")
     assert (config.commit, config.redirect_hosts) == (COMMIT, {"hub.example", "cdn.example"})
 
-    config, weights = files_of(S3Reference("lake", "adapters", "acme/a b.json", "acme/ü%2e"), ALLOWED)
+    config, weights = files_of(S3Reference("lake", "adapters", "acme/a b.json", "acme/ü%2e"), ALLOWED, tenant="acme")
     assert config.target == Target("s3.example", 9000, "/adapters/acme/a%20b.json")
     assert weights.target.path == "/adapters/acme/%C3%BC%252e"
     assert (config.store, config.redirect_hosts) == ("lake", None)
 
-    config, _ = files_of(HttpsReference("https://files.example/c", "https://files.example/w"), ALLOWED)
+    config, _ = files_of(HttpsReference("https://files.example/c", "https://files.example/w"), ALLOWED, tenant="acme")
     assert (config.target.path, config.redirect_hosts) == ("/c", {"files.example"})
 
 
@@ -133,15 +137,23 @@ def test_what_is_on_the_lists_becomes_two_files() -> None:
         (HubReference("acme/a..b", COMMIT), "REPOSITORY"),
         (HubReference("acme/pirate?x=", COMMIT), "REPOSITORY"),
         (HubReference("", ""), "REPOSITORY"),
-        (S3Reference("other", "adapters", "c", "w"), "ENDPOINT"),
-        (S3Reference("lake", "adapters-2", "c", "w"), "BUCKET"),
-        (S3Reference("lake", "adapters/..", "c", "w"), "BUCKET"),
-        (S3Reference("lake", "adapters", "../other/c", "w"), "KEY"),
-        (S3Reference("lake", "adapters", "c", "/w"), "KEY"),
-        (S3Reference("lake", "adapters", "c", "a//w"), "KEY"),
-        (S3Reference("lake", "adapters", "", "w"), "KEY"),
-        (S3Reference("lake", "adapters", "c\r\nHost: x", "w"), "KEY"),
-        (S3Reference("lake", "adapters", "c" * 1025, "w"), "KEY"),
+        (S3Reference("other", "adapters", "acme/c", "acme/w"), "STORE_NOT_ALLOWED"),
+        (S3Reference("lake", "adapters-2", "acme/c", "acme/w"), "STORE_NOT_ALLOWED"),
+        (S3Reference("lake", "adapters/..", "acme/c", "acme/w"), "STORE_NOT_ALLOWED"),
+        (S3Reference("lake", "adapters", "acme/c", "globex/w"), "STORE_NOT_ALLOWED"),
+        (S3Reference("lake", "adapters", "acme", "acme/w"), "STORE_NOT_ALLOWED"),
+        (S3Reference("lake", "adapters", "acme2/c", "acme/w"), "STORE_NOT_ALLOWED"),
+        (S3Reference("lake", "adapters", "ACME/c", "acme/w"), "STORE_NOT_ALLOWED"),
+        (S3Reference("lake", "adapters", "acme/../globex/c", "acme/w"), "KEY"),
+        (S3Reference("lake", "adapters", "acme/./c", "acme/w"), "KEY"),
+        (S3Reference("lake", "adapters", "../other/c", "acme/w"), "KEY"),
+        (S3Reference("lake", "adapters", "acme/c", "/acme/w"), "KEY"),
+        (S3Reference("lake", "adapters", "acme/c", "acme//w"), "KEY"),
+        (S3Reference("lake", "adapters", "acme/", "acme/w"), "KEY"),
+        (S3Reference("lake", "adapters", "", "acme/w"), "KEY"),
+        (S3Reference("lake", "adapters", "acme/c\r\nHost: x", "acme/w"), "KEY"),
+        (S3Reference("lake", "adapters", "acme/" + "c" * 1020, "acme/w"), "KEY"),
+        (S3Reference("nowhere", "adapters", "", "w"), "KEY"),
         (HttpsReference("https://files.example/c", "https://evil.example/w"), "HOST_NOT_ALLOWED"),
         (HttpsReference("https://files.example.evil.example/c", "https://files.example/w"), "HOST_NOT_ALLOWED"),
         (HttpsReference("https://evilfiles.example/c", "https://files.example/w"), "HOST_NOT_ALLOWED"),
@@ -151,8 +163,21 @@ def test_what_is_on_the_lists_becomes_two_files() -> None:
 )
 def test_what_is_not_on_the_lists(reference: HubReference, expected: str) -> None:
     with pytest.raises(FetchFault) as caught:
-        files_of(reference, ALLOWED)
+        files_of(reference, ALLOWED, tenant="acme")
     assert (caught.value.code, caught.value.reason) == (expected, "SOURCE_NOT_ALLOWED")
+
+
+def test_a_store_is_open_to_the_tenants_that_it_lists_and_to_each_below_its_prefix() -> None:
+    reference = S3Reference("lake", "adapters", "acme/c", "acme/w")
+    for tenant in ("acme", "whole"):
+        assert files_of(reference, ALLOWED, tenant=tenant)[0].target.path == "/adapters/acme/c"
+    nowhere = S3Reference("nowhere", "none", "acme/c", "acme/w")
+    told = set()
+    for asked, tenant in ((reference, "globex"), (nowhere, "acme"), (reference, "Acme"), (nowhere, "globex")):
+        with pytest.raises(FetchFault) as caught:
+            files_of(asked, ALLOWED, tenant=tenant)
+        told.add(str(caught.value))
+    assert len(told) == 1, "what is listed for others looks like what is not listed"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +191,13 @@ def test_what_is_not_on_the_lists(reference: HubReference, expected: str) -> Non
 )
 def test_by_default_nothing_is_allowed(reference: HubReference) -> None:
     with pytest.raises(FetchFault):
-        files_of(reference, ImportSources().allowed())
+        files_of(reference, ImportSources().allowed(), tenant="acme")
+
+
+def test_a_store_without_tenants_is_closed() -> None:
+    sources = ImportSources(s3={"lake": StoreSource(address="s3.example", buckets=("adapters",))})
+    with pytest.raises(FetchFault, match="STORE_NOT_ALLOWED"):
+        files_of(S3Reference("lake", "adapters", "c", "w"), sources.allowed(), tenant="acme")
 
 
 @pytest.mark.parametrize(
@@ -311,6 +342,20 @@ def test_the_pace_counts_only_waiting() -> None:
         {"s3": {"lake": {"address": "s3.example", "buckets": []}}},
         {"s3": {"lake": {"address": "s3.example", "buckets": ["a/b"]}}},
         {"s3": {"lake": {"address": "s3.example", "buckets": ["a-bucket"], "plain_http": True}}},
+        *(
+            {"s3": {"lake": {"address": "s3.example", "buckets": ["a-bucket"], "tenants": tenants}}}
+            for tenants in (
+                {"*": ""},
+                {"Acme": "a/"},
+                {"acme": "a"},
+                {"acme": "/"},
+                {"acme": "/a/"},
+                {"acme": "../"},
+                {"acme": "a//"},
+                {"acme": 1},
+                ["acme"],
+            )
+        ),
     ],
     ids=str,
 )
@@ -324,15 +369,17 @@ def test_secrets_are_for_their_tenant_and_their_store(tmp_path: object) -> None:
     (tmp_path / "keys").write_text("access\nsecret-key\n")
     sources = ImportSources(
         s3={
-            "lake": StoreSource(address="s3.example", buckets=("adapters",), credentials=str(tmp_path / "keys")),
-            "open": StoreSource(address="o.example", buckets=("adapters",)),
+            "lake": StoreSource(
+                address="s3.example", buckets=("adapters",), credentials=str(tmp_path / "keys"), tenants={"acme": ""}
+            ),
+            "open": StoreSource(address="o.example", buckets=("adapters",), tenants={"acme": ""}),
         },
         hub=HubSource(host="hub.example", token_files={"acme": str(tmp_path / "token")}),
     )
     secrets = Credentials(sources, clock=ManualClock())
 
     def headers(reference: HubReference | S3Reference, tenant: str) -> dict[str, str]:
-        file = files_of(reference, sources.allowed())[0]
+        file = files_of(reference, sources.allowed(), tenant=tenant)[0]
         assert secrets.authorities(file) is None or isinstance(secrets.authorities(file), ssl.SSLContext)
         return dict(secrets.headers(file, file.target, tenant=tenant))
 

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +23,7 @@ from services.loader.receive import ChunkPart, Part, receive
 from services.loader.resolve import Resolved, Resolver
 from services.loader.shell import Granted, HostLoader
 from services.loader.slots import Slots
+from services.loader.store import verified_key
 from services.shared.catalog import RevisionItem
 from services.shared.clock import SystemClock
 from services.shared.errors import LoraportError
@@ -121,12 +122,12 @@ async def test_a_load_needs_no_thread_that_others_may_hold(blocked: None) -> Non
 
 
 async def test_an_upload_needs_no_thread_that_others_may_hold(blocked: None, tmp_path: Path) -> None:
-    async def parts() -> AsyncIterator[Part]:
+    async def parts() -> AsyncGenerator[Part, None]:
         yield ChunkPart("config", b"{}")
         yield ChunkPart("weights", b"abc")
 
     async with asyncio.timeout(20):
-        received = await receive(parts(), Lane("upload", 1), weights_size=3, spool_dir=str(tmp_path))
+        received = await receive(parts(), Lane("upload", 1), weights_size=3, spool_dir=str(tmp_path), patience_s=60)
     received.weights.close()
 
 
@@ -140,12 +141,14 @@ async def test_a_spool_is_closed_once_nobody_writes_to_it(tmp_path: Path, monkey
         gate.wait(20)
         file.write(data)
 
-    async def parts() -> AsyncIterator[Part]:
+    async def parts() -> AsyncGenerator[Part, None]:
         yield ChunkPart("config", b"{}")
         yield ChunkPart("weights", b"abc")
 
     monkeypatch.setattr(receiving, "append", append)
-    task = asyncio.create_task(receive(parts(), Lane("upload", 1), weights_size=3, spool_dir=str(tmp_path)))
+    task = asyncio.create_task(
+        receive(parts(), Lane("upload", 1), weights_size=3, spool_dir=str(tmp_path), patience_s=60)
+    )
     await until(writing.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -188,6 +191,52 @@ async def test_what_is_revoked_while_its_checkpoint_is_asked_for_is_not_brought_
         await again
     host.release(granted.lease_id, holder="x")
     await until(lambda: host.inventory().entries == ())
+    await host.close()
+
+
+class Queue(Registry):
+    """Every revision is ACTIVE: `<tenant>/<bytes>` is a tenant's revision of these bytes."""
+
+    async def resolve(self, revision_id: str) -> Resolved:
+        tenant, content = revision_id.split("/")
+        return Resolved(revision_id, tenant, sha256_digest(content.encode()), len(content), b"", b"")
+
+
+async def test_nobody_waits_for_bytes_behind_what_another_tenant_queues() -> None:
+    gate, reads = threading.Event(), []
+
+    class Gated:
+        def read(self, area: str, key: str) -> Iterator[bytes]:
+            content = next(c for c in ("own", "shared") if verified_key(sha256_digest(c.encode())) == key)
+            reads.append(content)
+            if content == "own":
+                gate.wait(60)
+            yield content.encode()
+
+    host = loader(Queue())
+    host._store = Gated()  # type: ignore[assignment]
+    host._slots = Slots(2, per_key=1)
+
+    async def ask(revision_id: str) -> Granted:
+        *_, granted = [event async for event in host.ensure(revision_id, holder=revision_id)]
+        return granted  # type: ignore[return-value]
+
+    own = asyncio.create_task(ask("first/own"))
+    await until(lambda: reads == ["own"])
+    behind = asyncio.create_task(ask("first/shared"))  # waits for its tenant's only turn
+    await until(lambda: len(host._loads) == 2)
+    async with asyncio.timeout(60):
+        await ask("second/shared")
+        assert (await behind).resolved.tenant == "first"
+    assert not own.done()
+    assert reads == ["own", "shared"]
+    gate.set()
+    await own
+    await until(lambda: not host._tasks)
+    assert reads == ["own", "shared"]  # the turn that came too late did nothing
+    shared = host._tier.find(sha256_digest(b"shared"))
+    assert shared is not None
+    assert shared.tenants == {"first", "second"}
     await host.close()
 
 

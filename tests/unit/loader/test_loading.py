@@ -16,7 +16,7 @@ DATA = b"".join(PIECES)
 
 
 def load(size_bytes: int = len(DATA)) -> Load:
-    return Load(sha256_digest(DATA), size_bytes, "acme", "token", LoadLife(cause="test"))
+    return Load(sha256_digest(DATA), size_bytes, "token", LoadLife(cause="test"), frozenset({"acme"}))
 
 
 def hashers() -> list[str]:

@@ -1,8 +1,10 @@
 """An audit finds whatever was done to a copy, and says at which row."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from loraport.log.audit import audit, contradiction, first_difference
 from loraport.log.checkpoint import Checkpoint, Floor
 from loraport.log.copy import CopyError, read_checkpoint, read_floor, read_leaves, write_copy, write_floor
 from loraport.log.leaf import FIRST, Kind, Leaf, LeafError, parse_leaf
+from loraport.log.restrictions import Listed
 
 
 def chain(count: int, *, start: int = 0, previous: str = FIRST, resource: str = "tenants/acme") -> list[bytes]:
@@ -34,7 +37,11 @@ def chain(count: int, *, start: int = 0, previous: str = FIRST, resource: str = 
 
 def signed(rows: list[bytes]) -> Checkpoint:
     root = merkle.root(map(merkle.leaf_hash, rows)).hex()
-    return Checkpoint(tree_size=len(rows), root_hash=root, catalog_epoch=1, revocation_epoch=0, issued=1, expires=601)
+    listed = reduce(Listed.grown, rows, Listed())
+    return Checkpoint(
+        tree_size=len(rows), root_hash=root, catalog_epoch=1, revocation_epoch=0, restriction_count=listed.count,
+        restriction_head=listed.head.hex(), issued=1, expires=601,
+    )  # fmt: skip
 
 
 ROWS = chain(20)
@@ -161,6 +168,38 @@ def test_an_auditors_memory_survives_the_disk(tmp_path: Path) -> None:
     assert read_floor(path) is None
     write_floor(path, Floor().raised(SIGNED))
     assert read_floor(path) == Floor().raised(SIGNED)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"more": 1}))
+    assert read_floor(path) == Floor().raised(SIGNED), "a later release may have kept more"
+    kept = json.loads(path.read_bytes())
+    older = {name: value for name, value in kept.items() if not name.startswith("restriction_")}
+    path.write_text(json.dumps(older))
+    assert read_floor(path) == Floor().raised(SIGNED), "an earlier one did not say what was taken back"
+    for changes in ({"tree_size": "x"}, {"tree_size": -1}, {"root_hash": 5}, {"restriction_head": "ab"}):
+        path.write_text(json.dumps(kept | changes))
+        with pytest.raises(CopyError):
+            read_floor(path)
     path.write_text("{}")
     with pytest.raises(CopyError, match="memory"):
         read_floor(path)
+
+
+def test_a_copy_from_before_checkpoints_said_what_was_taken_back() -> None:
+    taken_back = replace(parse_leaf(ROWS[-1]), kind=Kind.REVOKED).body()
+    rows = [*ROWS[:-1], taken_back]
+    older = replace(signed(rows), restriction_count=0, restriction_head="")
+    assert audit(rows, older).good
+    assert audit(rows, signed(ROWS)).finding is not None
+    [finding] = [audit([*rows[:3], edited(rows[3]), *rows[4:]], older).finding]
+    assert finding is not None
+    assert (finding.code, finding.index) == ("EDITED", 3)
+
+
+def test_an_older_checkpoint_is_held_against_what_both_say() -> None:
+    floor = Floor().raised(signed(chain(19))).raised(replace(SIGNED, restriction_count=1, restriction_head="ab" * 32))
+    older = replace(SIGNED, restriction_count=0, restriction_head="")
+    assert contradiction(older, floor) is None
+    assert floor.raised(older) == floor, "what it does not say is kept"
+    for changes, code in (({"root_hash": "ab" * 32}, "SPLIT_VIEW"), ({"tree_size": 19}, "ROLLBACK")):
+        finding = contradiction(replace(older, **changes), floor)  # type: ignore[arg-type]
+        assert finding is not None
+        assert finding.code == code

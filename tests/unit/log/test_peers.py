@@ -1,8 +1,11 @@
 """What is found of peers that were told something: each rule broken once."""
 
+from dataclasses import asdict
+
 import pytest
 
-from loraport.bundle.envelope import SigningKey
+from loraport.bundle.canonical import canonical
+from loraport.bundle.envelope import SigningKey, sign_envelope
 from loraport.log.checkpoint import Checkpoint, open_checkpoint
 from loraport.log.peers import Standing, Told, compare
 from tests.support.translog import FakeLog
@@ -107,6 +110,29 @@ def test_what_is_not_proven_is_forged(claims: dict[str, object]) -> None:
 def test_what_is_forged_says_nothing_of_the_others() -> None:
     log, liar = FakeLog(KEY, size=3), FakeLog(SigningKey.generate(), size=3, history="lie")
     assert codes(log, told(liar, "executor/a"), told(log, "loader")) == ["FORGED", "OK"]
+
+
+def told_before(log: FakeLog, *, now: float = NOW, key: SigningKey = KEY) -> Told:
+    """Returns what a peer of an earlier release shows: its checkpoint does not say what was taken back."""
+    value = asdict(open_checkpoint(log.checkpoint(1, now=now), TRUSTED, now=now))
+    del value["restriction_count"], value["restriction_head"]
+    return told(log, envelope=sign_envelope(Checkpoint.TYPE, canonical(value), key))
+
+
+def test_a_peer_of_an_earlier_release_is_no_alarm_by_that() -> None:
+    log, other = FakeLog(KEY, size=3), FakeLog(KEY, size=3, history="other")
+    before, late, forged = (
+        told_before(log),
+        told_before(log, now=NOW - 601),
+        told_before(log, key=SigningKey.generate()),
+    )
+    split = told_before(other)
+    log.grow()
+    items = [*found(log, before, late, forged), *found(log, split)]
+    assert [(item.code, item.alarm) for item in items] == [
+        ("OLDER", False), ("STALE", True), ("FORGED", True), ("SPLIT_VIEW", True)
+    ]  # fmt: skip
+    assert all("earlier release" in item.detail for item in items[:2])
 
 
 def test_who_says_nothing_is_no_alarm() -> None:

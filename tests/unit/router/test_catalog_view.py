@@ -4,6 +4,8 @@ import pytest
 
 from loraport.bundle.digest import sha256_digest
 from loraport.bundle.envelope import SigningKey
+from loraport.log.leaf import Kind
+from loraport.log.replay import shared_digest
 from services.router.catalog_view import (
     RecordChecker,
     Target,
@@ -13,9 +15,10 @@ from services.router.catalog_view import (
     resolve,
     resolve_base,
 )
-from services.shared.catalog import AliasItem, BaseItem, CatalogView, RevisionItem, TenantItem
+from services.shared.catalog import AliasItem, BaseItem, CatalogView, RestrictionItem, RevisionItem, TenantItem
 from services.shared.errors import FaultList, LoraportError
 from services.shared.statements import Record, seal
+from tests.support.translog import FakeLog
 
 KEY = SigningKey.generate()
 BASE = sha256_digest(b"base")
@@ -55,7 +58,10 @@ def view() -> CatalogView:
     aliases = [AliasItem("acme", item.adapter, "prod", item.revision_id) for item in (ACTIVE, WAITING)]
     aliases.append(AliasItem("acme", "bot", "beta", ACTIVE.revision_id))
     aliases.extend(AliasItem("acme", item.adapter, "shown", item.revision_id) for item in (SHARED, WAITING, REVOKED))
-    items = [BaseItem("tiny", BASE), ACTIVE, WAITING, REVOKED, SHARED, *aliases]
+    shares = RestrictionItem(
+        0, FakeLog(KEY).restrict(Kind.SHARED, "tenants/acme/adapters/common", shared_digest(["globex"]))
+    )
+    items = [BaseItem("tiny", BASE), shares, ACTIVE, WAITING, REVOKED, SHARED, *aliases]
     view.apply(items, epoch=1, synced=True)
     return view
 

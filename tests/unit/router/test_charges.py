@@ -125,7 +125,7 @@ def test_a_queue_keeps_nothing_of_requests_that_have_left_it() -> None:
         queue.offer(request)
     for request in requests[1:]:
         queue.withdraw(request)
-    assert list(queue._by_arrival.values()) == requests[:1]
+    assert [request for _, request in queue._waiting.values()] == requests[:1]
     assert queue.expire(29.0) == []
     assert queue.expire(30.0) == requests[:1]
 

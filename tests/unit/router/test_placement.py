@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from services.router.fair_queue import FairQueue, Waiting
 from services.router.fleet_view import MAX_AHEAD, ExecutorView, FleetView, newer
 from services.router.ledger import Ledger
@@ -184,6 +186,19 @@ def test_a_tenant_has_about_two_steps_of_prompt_tokens_ahead_whatever_others_hav
     assert chosen(executor("a", resident=holding(), ahead=near), wish=wish) == "a"
     assert chosen(executor("a", resident=holding(), ahead={"acme": (MAX_AHEAD - 24, 24)}), wish=wish) == ""
     assert chosen(executor("a", resident=holding(), ahead={"globex": (9000,)}), wish=wish) == "a"
+
+
+def test_what_is_to_be_computed_is_one_number_for_whoever_judges_and_whoever_counts() -> None:
+    believed = Wish("tiny", REVISION, 8, tenant="acme", prompt_tokens=2000, matches={"a": 1500})
+    doubted = replace(believed, doubted={"a"})
+    free, full = (
+        FleetView((executor("a", resident=holding(), ahead={"acme": (MAX_AHEAD - 24, more)}),)) for more in (23, 24)
+    )
+    assert place(full, doubted) is None
+    for view, wish, tokens in ((full, believed, 500), (free, believed, 500), (free, doubted, 2000)):
+        placed = place(view, wish)
+        assert placed is not None
+        assert (placed.executor, placed.matched_tokens, placed.tokens) == ("a", 1500, tokens)
 
 
 def test_a_prompt_that_is_longer_than_the_own_does_not_count_as_ahead() -> None:

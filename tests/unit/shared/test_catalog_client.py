@@ -1,11 +1,17 @@
 """A miss is answered from a view that is at least as new as the question; many misses are few calls."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc
+import pytest
 
+from loraport.bundle.envelope import SigningKey
+from loraport.log.checkpoint import Floor
+from loraport.log.leaf import Kind
 from loraport.registry.v1 import catalog_service_pb2 as pb
 from services.shared.catalog_client import CatalogClient
+from tests.support.translog import FakeLog
 
 
 class Registry:
@@ -62,3 +68,34 @@ async def test_a_registry_that_does_not_answer_is_no_hang() -> None:
     registry.down = False
     follower.view.epoch = 1
     assert await follower.catch_up(0.5)
+
+
+class Told(Registry):
+    """Streams one full state, and ends."""
+
+    def __init__(self, epoch: int, log: FakeLog) -> None:
+        super().__init__()
+        self.state = pb.WatchResponse(epoch=epoch, items=log.told(), synced=True)
+
+    async def Watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+        yield self.state
+
+
+async def test_a_new_connection_may_not_lead_behind_what_was_signed_and_only_that_counts() -> None:
+    log, key = FakeLog(SigningKey.generate()), SigningKey.generate()
+    log.restrict(Kind.REVOKED, "tenants/acme/adapters/bot/revisions/v1")
+    floor = Floor()
+    follower = client(Registry())
+    follower._floor = lambda: floor
+    follower._stub = Told(2**60, log)  # an epoch that nobody signed
+    await follower._watch_once()
+    assert follower.view.epoch == 2**60
+    floor = Floor(catalog_epoch=7, restriction_count=1, restriction_head=log.as_list().heads[1].hex())
+    for epoch, told, why in ((6, log, "went back"), (9, FakeLog(key), "lacks")):
+        follower._stub = Told(epoch, told)
+        with pytest.raises(ValueError, match=why):
+            await follower._watch_once()
+        assert follower.view.epoch == 2**60
+    follower._stub = Told(8, log)
+    await follower._watch_once()
+    assert follower.view.epoch == 8, "the true one is not shut out"

@@ -10,14 +10,18 @@ import pytest
 
 from loraport.bundle.envelope import SigningKey
 from loraport.log.checkpoint import Floor
-from services.shared.checkpoint import CheckpointKeeper, CheckpointPolicy
+from loraport.log.leaf import Kind
+from loraport.trust.edit import next_root
+from services.shared.catalog import CatalogView
+from services.shared.checkpoint import CheckpointKeeper, CheckpointPolicy, checkpoint_keys
 from services.shared.clock import ManualClock
 from services.shared.config import ConfigError
 from services.shared.errors import LoraportError
+from services.shared.restraint import Restraint
+from tests.support.roots import sealed, trusting
 from tests.support.translog import FakeLog
 
 KEY = SigningKey.generate()
-TRUSTED = {KEY.key_id: KEY.public_pem}
 GRACE = 900.0
 
 
@@ -26,6 +30,7 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.clock = ManualClock()
+        self.trust = trusting(KEY, clock=self.clock)
         self.log = FakeLog(KEY)
         self.path = path / "state" / "floor.json"
         self.epoch = 5
@@ -34,8 +39,11 @@ class World:
 
     def restart(self) -> CheckpointKeeper:
         policy = CheckpointPolicy(state_file=str(self.path), grace_s=GRACE)
-        self.keeper = CheckpointKeeper(self._prove, trusted=TRUSTED, policy=policy, clock=self.clock)
+        self.keeper = self.keeper_of(policy)
         return self.keeper
+
+    def keeper_of(self, policy: CheckpointPolicy) -> CheckpointKeeper:
+        return CheckpointKeeper(self._prove, trusted=checkpoint_keys(self.trust), policy=policy, clock=self.clock)
 
     async def _prove(self, old: int, new: int) -> Sequence[bytes]:
         if self.down:
@@ -46,15 +54,18 @@ class World:
     def checkpoint(self, log: FakeLog | None = None, **changes: object) -> bytes:
         return (log or self.log).checkpoint(self.epoch, now=self.clock.now(), **changes)
 
-    async def tell(self, envelope: bytes | None = None) -> None:
-        self.keeper.offer(envelope or self.checkpoint())
+    async def tell(self, envelope: bytes | None = None, *, listed: FakeLog | None = None) -> None:
+        self.keeper.offer(envelope or self.checkpoint(), (self.log if listed is None else listed).as_list())
         assert self.keeper._task is not None
         await self.keeper._task
+
+    def view(self, listed: FakeLog | None = None) -> CatalogView:
+        return CatalogView(epoch=self.epoch, restraint=Restraint((listed or self.log).as_list()))
 
     async def load(self) -> str:
         """Returns the reason for which nothing may be loaded, empty when it may."""
         try:
-            await self.keeper.require_fresh(lambda: self.epoch)
+            await self.keeper.require_fresh(lambda: self.view())
         except LoraportError as error:
             return error.reason
         return ""
@@ -170,7 +181,60 @@ async def test_two_histories_are_an_alarm_at_once(world: World, grown: int) -> N
 async def test_a_catalog_behind_its_checkpoint_loads_nothing(world: World) -> None:
     await world.tell()
     with pytest.raises(LoraportError, match="older than its checkpoint"):
-        await world.keeper.require_fresh(lambda: world.epoch - 1)
+        await world.keeper.require_fresh(lambda: CatalogView(epoch=world.epoch - 1))
+
+
+async def test_a_checkpoint_is_not_believed_before_the_catalog_has_what_it_names(world: World) -> None:
+    await world.tell()
+    world.log.restrict(Kind.REVOKED, "tenants/acme/adapters/bot/revisions/v1")
+    floor, empty = world.keeper.floor, FakeLog(KEY)
+    await world.tell(listed=empty)
+    assert world.keeper.floor == floor
+    world.clock.advance(601)
+    assert (await world.load(), world.serve()) == ("CHECKPOINT_STALE", "")
+    await world.tell(listed=empty)
+    world.clock.advance(GRACE)
+    assert world.serve() == "CHECKPOINT_STALE", "what goes on withholding it keeps nothing alive"
+    await world.tell()
+    assert (await world.load(), world.serve()) == ("", "")
+    assert world.keeper.floor.restriction_count == 1
+    with pytest.raises(LoraportError, match="lacks restrictions"):
+        await world.keeper.require_fresh(lambda: world.view(empty))
+    other = FakeLog(KEY)
+    other.restrict(Kind.REVOKED, "tenants/acme/adapters/bot/revisions/v2")
+    with pytest.raises(LoraportError, match="lacks restrictions"):
+        await world.keeper.require_fresh(lambda: world.view(other))
+
+
+async def test_two_lists_of_what_was_taken_back_are_two_histories(world: World) -> None:
+    world.log.restrict(Kind.REVOKED, "tenants/acme/adapters/bot/revisions/v1")
+    await world.tell()
+    other = FakeLog(KEY)
+    for version in (2, 3):
+        other.restrict(Kind.REVOKED, f"tenants/acme/adapters/bot/revisions/v{version}")
+    # The tree grows as it should; what is signed beside it is another list.
+    world.log.grow()
+    changed = {"restriction_count": 2, "restriction_head": other.as_list().heads[2].hex()}
+    await world.tell(world.checkpoint(**changed), listed=other)
+    assert (await world.load(), world.keeper.floor.restriction_count) == ("LOG_SPLIT_VIEW", 1)
+
+
+async def test_a_root_that_the_log_names_must_be_believed_here(world: World) -> None:
+    for version in (1, 2):
+        world.log.restrict(Kind.TRUST_ROOT, f"trustRoots/{version}")
+    await world.tell()
+    with pytest.raises(LoraportError, match="trust root"):
+        await world.keeper.require_fresh(world.view)
+    assert world.trust.offer(2, sealed(next_root(world.trust.root, now=int(world.clock.now()))))
+    await world.keeper.require_fresh(world.view)
+
+
+async def test_keys_of_which_no_root_is_known_let_nothing_be_loaded(world: World) -> None:
+    world.keeper._trusted = dict(checkpoint_keys(world.trust))  # type: ignore[assignment]
+    await world.tell()
+    assert world.keeper.newest is not None
+    with pytest.raises(AttributeError, match="version"):
+        await world.load()
 
 
 @pytest.mark.parametrize(
@@ -206,17 +270,29 @@ def test_a_spoiled_floor_is_not_guessed_at(world: World) -> None:
     world.path.parent.mkdir()
     good = {"schema": "loraport.log-floor.v1", "tree_size": 3, "root_hash": "ab" * 32}
     good |= {"catalog_epoch": 1, "revocation_epoch": 0}
-    for content in ("", "{}", json.dumps(good | {"tree_size": -1}), json.dumps(good | {"root_hash": "zz"})):
+    for content in (
+        "",
+        "{}",
+        json.dumps(good | {"tree_size": -1}),
+        json.dumps(good | {"root_hash": "zz"}),
+        json.dumps(good | {"root_hash": 5}),
+    ):
         world.path.write_text(content)
         with pytest.raises(ConfigError, match="no floor"):
             world.restart()
+    for changes in ({"restriction_head": "ab"}, {"restriction_count": -1}):
+        world.path.write_text(json.dumps(good | changes))
+        with pytest.raises(ConfigError, match="no floor"):
+            world.restart()
     world.path.write_text(json.dumps(good))
-    assert world.restart().floor.tree_size == 3
+    assert world.restart().floor.tree_size == 3, "also one of a release that did not know of restrictions"
+    world.path.write_text(json.dumps(good | {"more": 1}))
+    assert world.restart().floor.tree_size == 3, "also one of a release that keeps more"
 
 
 async def test_without_a_file_the_floor_begins_where_the_operator_says(world: World) -> None:
     policy = CheckpointPolicy(minimum_epoch=6)
-    world.keeper = CheckpointKeeper(world._prove, trusted=TRUSTED, policy=policy, clock=world.clock)
+    world.keeper = world.keeper_of(policy)
     assert world.keeper.floor == Floor(catalog_epoch=6)
     await world.tell()
     assert await world.load() == "CHECKPOINT_ROLLBACK"

@@ -10,14 +10,14 @@ import pytest
 from loraport.bundle.envelope import SigningKey
 from loraport.log.leaf import FIRST, Kind, Leaf, parse_leaf
 from services.shared.catalog import RevisionItem
-from services.shared.checkpoint import CheckpointKeeper, CheckpointPolicy
+from services.shared.checkpoint import CheckpointKeeper, CheckpointPolicy, checkpoint_keys
 from services.shared.clock import ManualClock
 from services.shared.errors import LoraportError
 from services.shared.inclusion import RecordProofs
+from tests.support.roots import trusting
 from tests.support.translog import FakeLog
 
 KEY = SigningKey.generate()
-TRUSTED = {KEY.key_id: KEY.public_pem}
 
 
 class World:
@@ -27,7 +27,10 @@ class World:
         self.log = FakeLog(KEY)
         self.clock = ManualClock()
         self.keeper = CheckpointKeeper(
-            self._consistency, trusted=TRUSTED, policy=CheckpointPolicy(state_file=str(path)), clock=self.clock
+            self._consistency,
+            trusted=checkpoint_keys(trusting(KEY, clock=self.clock)),
+            policy=CheckpointPolicy(state_file=str(path)),
+            clock=self.clock,
         )
         self.proofs = RecordProofs(self, self.keeper)
         self.renewed = 0
@@ -46,7 +49,7 @@ class World:
 
     async def tell(self, log: FakeLog | None = None) -> None:
         """A checkpoint arrives with the catalog."""
-        self.keeper.offer((log or self.log).checkpoint(1, now=self.clock.now()))
+        self.keeper.offer((log or self.log).checkpoint(1, now=self.clock.now()), (log or self.log).as_list())
         assert self.keeper._task is not None
         await self.keeper._task
 

@@ -11,19 +11,29 @@ from opentelemetry.trace import Span
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.loader.examine import INTAKE_VIOLATIONS
+from services.router.ledger import KINDS
 from services.shared import metrics, telemetry, tracing
 from services.shared.metrics import METRICS, OTHER, Metric, tenant_class
+from services.shared.readers import Filled
 from tests.architecture.source import ROOT
 from tests.support.telemetry import recording
 
 ONE_OF_EACH = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 
 
+def test_every_kind_of_work_that_is_charged_has_its_label() -> None:
+    assert metrics.WORK.labels["work"] == set(KINDS)
+
+
+class Page(Filled, PrometheusMetricReader):
+    """The page as the library makes it."""
+
+
 @pytest.fixture
 def registry() -> Iterator[CollectorRegistry]:
     """What the endpoint would show, of this test alone."""
     registry = CollectorRegistry()
-    reader = PrometheusMetricReader(scope_info_enabled=False, disable_target_info=True, registry=registry)
+    reader = Page(scope_info_enabled=False, disable_target_info=True, registry=registry)
     before = telemetry.use(MeterProvider([reader]))
     yield registry
     telemetry.restore(before)

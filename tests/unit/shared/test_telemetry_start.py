@@ -55,6 +55,7 @@ def test_the_endpoint_and_the_collector_are_told_the_same(run: tuple[dict[str, A
     assert service == "loraport-router"
     assert instance
     [point] = sent["loraport.router.ttft"].histogram.data_points
+    assert (point.count, point.sum, tuple(point.explicit_bounds)) == (1, SEEN_S, metrics.TTFT.buckets)
     span = the_span(collector)
     assert [exemplar.trace_id for exemplar in point.exemplars] == [span.trace_id]
 

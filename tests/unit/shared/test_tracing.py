@@ -1,5 +1,6 @@
 """Who may begin a trace, who goes on with one, and how much of them is kept."""
 
+from asyncio import CancelledError
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import StatusCode
 
 from services.shared import tracing
+from services.shared.errors import LoraportError
 from tests.support.telemetry import recording
 
 ROOT_METHOD = "/loraport.router.v1.InferenceService/Generate"
@@ -69,6 +72,53 @@ def test_what_the_sampler_leaves_out_costs_the_others_nothing() -> None:
         assert tracing.store().find(request_id="id-1") == ("", [])
     finally:
         restore()
+
+
+def test_a_request_that_is_left_out_has_an_id_and_no_spans() -> None:
+    provider = TracerProvider()
+    restore = tracing.use(provider, ratio=0.0)
+    try:
+        seen: list[Any] = []
+
+        def inside() -> None:
+            with tracing.part("router.queue", cold=True) as span:
+                tracing.note(executor="e0")
+                seen.extend([span.is_recording(), tracing.begin("router.attempt").is_recording()])
+                seen.extend([tracing.current().get_span_context().trace_id, tracing.sampled(), tracing.outgoing()])
+
+        span = served(ROOT_METHOD, inside=inside)
+        assert span.get_span_context().is_valid
+        assert seen == [False, False, span.get_span_context().trace_id, None, None]
+        assert tracing.store().find(request_id="id-1") == ("", [])
+        # A peer's trace is gone on with whatever the ratio says.
+        assert served(PEER_METHOD, PARENT).get_span_context().trace_flags.sampled
+    finally:
+        restore()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        # What an error says may be a request's own text.
+        (ValueError("canary"), (StatusCode.ERROR, "ValueError")),
+        (LoraportError("INVALID_REQUEST", "canary"), (StatusCode.ERROR, "INVALID_REQUEST")),
+        (CancelledError(), (StatusCode.UNSET, None)),
+    ],
+)
+def test_an_error_that_leaves_a_part_is_its_status(error: BaseException, status: tuple[StatusCode, str | None]) -> None:
+    def inside() -> None:
+        whole = tracing.current()
+        with pytest.raises(type(error)), tracing.part("router.queue") as span:
+            assert tracing.current() is span
+            raise error
+        assert tracing.current() is whole
+
+    with recording():
+        served(ROOT_METHOD, inside=inside)
+        _, [whole, part] = tracing.store().find(request_id="id-1")
+        assert (part.status.status_code, part.status.description) == status
+        assert part.events == ()
+        assert whole.status.is_unset
 
 
 def test_parts_are_below_the_call_and_facts_are_kept() -> None:

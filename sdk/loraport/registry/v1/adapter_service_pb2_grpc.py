@@ -100,11 +100,11 @@ class AdapterServiceServicer:
 
     def RegisterRevision(self, request, context):
         """Announces a revision by its signed manifest and returns an upload session. Before: the envelope is signed by
-        the tenant's signers, canonical, of a known base model, and its version is above every earlier one. After:
-        the revision is PENDING. Idempotent for the same envelope while PENDING. Errors: `INVALID_ARGUMENT`
-        (`INVALID_MANIFEST`, every fault listed); `PERMISSION_DENIED` (`UNTRUSTED_SIGNER`); `FAILED_PRECONDITION`
-        (`VERSION_NOT_RISING`, `BASE_MODEL_UNKNOWN`); `ALREADY_EXISTS` (`REVISION_EXISTS`); `NOT_FOUND`
-        (`TENANT_NOT_FOUND`).
+        the tenant's signers, canonical, of a known base model, and its version is above the adapter's latest by less than
+        2^32, and no other's. After: the revision is PENDING. Idempotent for the same envelope while PENDING. Errors:
+        `INVALID_ARGUMENT` (`INVALID_MANIFEST`, every fault listed); `PERMISSION_DENIED` (`UNTRUSTED_SIGNER`);
+        `FAILED_PRECONDITION` (`VERSION_NOT_RISING`, `VERSION_TOO_FAR`, `BASE_MODEL_UNKNOWN`); `ALREADY_EXISTS`
+        (`REVISION_EXISTS`); `NOT_FOUND` (`TENANT_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

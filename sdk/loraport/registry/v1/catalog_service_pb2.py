@@ -28,7 +28,7 @@ from loraport.registry.v1 import rollout_service_pb2 as loraport_dot_registry_do
 from loraport.registry.v1 import tenant_service_pb2 as loraport_dot_registry_dot_v1_dot_tenant__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*loraport/registry/v1/catalog_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*loraport/registry/v1/adapter_service.proto\x1a*loraport/registry/v1/rollout_service.proto\x1a)loraport/registry/v1/tenant_service.proto\"&\n\x0cWatchRequest\x12\x16\n\x0e\x61rtefacts_only\x18\x01 \x01(\x08\"t\n\rWatchResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x30\n\x05items\x18\x02 \x03(\x0b\x32!.loraport.registry.v1.CatalogItem\x12\x0e\n\x06synced\x18\x03 \x01(\x08\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\"\xa2\x03\n\x0b\x43\x61talogItem\x12\x35\n\x06tenant\x18\x01 \x01(\x0b\x32#.loraport.registry.v1.CatalogTenantH\x00\x12/\n\x03key\x18\x02 \x01(\x0b\x32 .loraport.registry.v1.CatalogKeyH\x00\x12<\n\nbase_model\x18\x03 \x01(\x0b\x32&.loraport.registry.v1.CatalogBaseModelH\x00\x12\x39\n\x08revision\x18\x04 \x01(\x0b\x32%.loraport.registry.v1.CatalogRevisionH\x00\x12\x33\n\x05\x61lias\x18\x05 \x01(\x0b\x32\".loraport.registry.v1.CatalogAliasH\x00\x12<\n\ntrust_root\x18\x06 \x01(\x0b\x32&.loraport.registry.v1.CatalogTrustRootH\x00\x12\x37\n\x07rollout\x18\x07 \x01(\x0b\x32$.loraport.registry.v1.CatalogRolloutH\x00\x42\x06\n\x04item\"w\n\rCatalogTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x14\n\x0c\x62\x61se_allowed\x18\x03 \x01(\x08\x12\x30\n\x05quota\x18\x04 \x01(\x0b\x32!.loraport.registry.v1.TenantQuota\"\x93\x01\n\nCatalogKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0bsecret_hmac\x18\x03 \x01(\x0c\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07revoked\x18\x06 \x01(\x08\"7\n\x10\x43\x61talogBaseModel\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\"\xa5\x02\n\x0f\x43\x61talogRevision\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x33\n\x05state\x18\x05 \x01(\x0e\x32$.loraport.registry.v1.Revision.State\x12\x12\n\nbase_model\x18\x06 \x01(\t\x12\x16\n\x0eweights_digest\x18\x07 \x01(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x10\n\x08max_rank\x18\t \x01(\x05\x12\x17\n\x0frecord_envelope\x18\n \x01(\x0c\x12\x16\n\x0eshared_tenants\x18\x0b \x03(\t\x12\x13\n\x0brecord_leaf\x18\x0c \x01(\x03\"S\n\x0c\x43\x61talogAlias\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\r\n\x05\x61lias\x18\x03 \x01(\t\x12\x13\n\x0brevision_id\x18\x04 \x01(\t\"\xbe\x03\n\x0e\x43\x61talogRollout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\r\n\x05\x61lias\x18\x04 \x01(\t\x12\x0c\n\x04salt\x18\x05 \x01(\x0c\x12\x18\n\x10\x66rom_revision_id\x18\x06 \x01(\t\x12\x16\n\x0eto_revision_id\x18\x07 \x01(\t\x12\x12\n\nbase_model\x18\x08 \x01(\t\x12\x32\n\x05state\x18\t \x01(\x0e\x32#.loraport.registry.v1.Rollout.State\x12\x1a\n\x12share_basis_points\x18\n \x01(\x05\x12\x12\n\nstep_index\x18\x0b \x01(\x05\x12;\n\x0egolden_prompts\x18\x0c \x03(\x0b\x32#.loraport.registry.v1.RolloutPrompt\x12\x39\n\x0c\x65val_prompts\x18\r \x03(\x0b\x32#.loraport.registry.v1.RolloutPrompt\x12\x1b\n\x13shadow_basis_points\x18\x0e \x01(\x05\x12\x12\n\ngeneration\x18\x0f \x01(\x03\x12\r\n\x05\x65nded\x18\x10 \x01(\x08\"5\n\x10\x43\x61talogTrustRoot\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\"\x11\n\x0fGetEpochRequest\"!\n\x10GetEpochResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x32\xbf\x01\n\x0e\x43\x61talogService\x12R\n\x05Watch\x12\".loraport.registry.v1.WatchRequest\x1a#.loraport.registry.v1.WatchResponse0\x01\x12Y\n\x08GetEpoch\x12%.loraport.registry.v1.GetEpochRequest\x1a&.loraport.registry.v1.GetEpochResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*loraport/registry/v1/catalog_service.proto\x12\x14loraport.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*loraport/registry/v1/adapter_service.proto\x1a*loraport/registry/v1/rollout_service.proto\x1a)loraport/registry/v1/tenant_service.proto\"&\n\x0cWatchRequest\x12\x16\n\x0e\x61rtefacts_only\x18\x01 \x01(\x08\"t\n\rWatchResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x30\n\x05items\x18\x02 \x03(\x0b\x32!.loraport.registry.v1.CatalogItem\x12\x0e\n\x06synced\x18\x03 \x01(\x08\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\"\xe3\x03\n\x0b\x43\x61talogItem\x12\x35\n\x06tenant\x18\x01 \x01(\x0b\x32#.loraport.registry.v1.CatalogTenantH\x00\x12/\n\x03key\x18\x02 \x01(\x0b\x32 .loraport.registry.v1.CatalogKeyH\x00\x12<\n\nbase_model\x18\x03 \x01(\x0b\x32&.loraport.registry.v1.CatalogBaseModelH\x00\x12\x39\n\x08revision\x18\x04 \x01(\x0b\x32%.loraport.registry.v1.CatalogRevisionH\x00\x12\x33\n\x05\x61lias\x18\x05 \x01(\x0b\x32\".loraport.registry.v1.CatalogAliasH\x00\x12<\n\ntrust_root\x18\x06 \x01(\x0b\x32&.loraport.registry.v1.CatalogTrustRootH\x00\x12\x37\n\x07rollout\x18\x07 \x01(\x0b\x32$.loraport.registry.v1.CatalogRolloutH\x00\x12?\n\x0brestriction\x18\x08 \x01(\x0b\x32(.loraport.registry.v1.CatalogRestrictionH\x00\x42\x06\n\x04item\"w\n\rCatalogTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x14\n\x0c\x62\x61se_allowed\x18\x03 \x01(\x08\x12\x30\n\x05quota\x18\x04 \x01(\x0b\x32!.loraport.registry.v1.TenantQuota\"\x93\x01\n\nCatalogKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0bsecret_hmac\x18\x03 \x01(\x0c\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07revoked\x18\x06 \x01(\x08\"7\n\x10\x43\x61talogBaseModel\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\"\xa5\x02\n\x0f\x43\x61talogRevision\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x33\n\x05state\x18\x05 \x01(\x0e\x32$.loraport.registry.v1.Revision.State\x12\x12\n\nbase_model\x18\x06 \x01(\t\x12\x16\n\x0eweights_digest\x18\x07 \x01(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x10\n\x08max_rank\x18\t \x01(\x05\x12\x17\n\x0frecord_envelope\x18\n \x01(\x0c\x12\x16\n\x0eshared_tenants\x18\x0b \x03(\t\x12\x13\n\x0brecord_leaf\x18\x0c \x01(\x03\"4\n\x12\x43\x61talogRestriction\x12\x10\n\x08position\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"S\n\x0c\x43\x61talogAlias\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\r\n\x05\x61lias\x18\x03 \x01(\t\x12\x13\n\x0brevision_id\x18\x04 \x01(\t\"\xbe\x03\n\x0e\x43\x61talogRollout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\r\n\x05\x61lias\x18\x04 \x01(\t\x12\x0c\n\x04salt\x18\x05 \x01(\x0c\x12\x18\n\x10\x66rom_revision_id\x18\x06 \x01(\t\x12\x16\n\x0eto_revision_id\x18\x07 \x01(\t\x12\x12\n\nbase_model\x18\x08 \x01(\t\x12\x32\n\x05state\x18\t \x01(\x0e\x32#.loraport.registry.v1.Rollout.State\x12\x1a\n\x12share_basis_points\x18\n \x01(\x05\x12\x12\n\nstep_index\x18\x0b \x01(\x05\x12;\n\x0egolden_prompts\x18\x0c \x03(\x0b\x32#.loraport.registry.v1.RolloutPrompt\x12\x39\n\x0c\x65val_prompts\x18\r \x03(\x0b\x32#.loraport.registry.v1.RolloutPrompt\x12\x1b\n\x13shadow_basis_points\x18\x0e \x01(\x05\x12\x12\n\ngeneration\x18\x0f \x01(\x03\x12\r\n\x05\x65nded\x18\x10 \x01(\x08\"5\n\x10\x43\x61talogTrustRoot\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\"\x11\n\x0fGetEpochRequest\"!\n\x10GetEpochResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x32\xbf\x01\n\x0e\x43\x61talogService\x12R\n\x05Watch\x12\".loraport.registry.v1.WatchRequest\x1a#.loraport.registry.v1.WatchResponse0\x01\x12Y\n\x08GetEpoch\x12%.loraport.registry.v1.GetEpochRequest\x1a&.loraport.registry.v1.GetEpochResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHRESPONSE']._serialized_start=272
   _globals['_WATCHRESPONSE']._serialized_end=388
   _globals['_CATALOGITEM']._serialized_start=391
-  _globals['_CATALOGITEM']._serialized_end=809
-  _globals['_CATALOGTENANT']._serialized_start=811
-  _globals['_CATALOGTENANT']._serialized_end=930
-  _globals['_CATALOGKEY']._serialized_start=933
-  _globals['_CATALOGKEY']._serialized_end=1080
-  _globals['_CATALOGBASEMODEL']._serialized_start=1082
-  _globals['_CATALOGBASEMODEL']._serialized_end=1137
-  _globals['_CATALOGREVISION']._serialized_start=1140
-  _globals['_CATALOGREVISION']._serialized_end=1433
-  _globals['_CATALOGALIAS']._serialized_start=1435
-  _globals['_CATALOGALIAS']._serialized_end=1518
-  _globals['_CATALOGROLLOUT']._serialized_start=1521
-  _globals['_CATALOGROLLOUT']._serialized_end=1967
-  _globals['_CATALOGTRUSTROOT']._serialized_start=1969
-  _globals['_CATALOGTRUSTROOT']._serialized_end=2022
-  _globals['_GETEPOCHREQUEST']._serialized_start=2024
-  _globals['_GETEPOCHREQUEST']._serialized_end=2041
-  _globals['_GETEPOCHRESPONSE']._serialized_start=2043
-  _globals['_GETEPOCHRESPONSE']._serialized_end=2076
-  _globals['_CATALOGSERVICE']._serialized_start=2079
-  _globals['_CATALOGSERVICE']._serialized_end=2270
+  _globals['_CATALOGITEM']._serialized_end=874
+  _globals['_CATALOGTENANT']._serialized_start=876
+  _globals['_CATALOGTENANT']._serialized_end=995
+  _globals['_CATALOGKEY']._serialized_start=998
+  _globals['_CATALOGKEY']._serialized_end=1145
+  _globals['_CATALOGBASEMODEL']._serialized_start=1147
+  _globals['_CATALOGBASEMODEL']._serialized_end=1202
+  _globals['_CATALOGREVISION']._serialized_start=1205
+  _globals['_CATALOGREVISION']._serialized_end=1498
+  _globals['_CATALOGRESTRICTION']._serialized_start=1500
+  _globals['_CATALOGRESTRICTION']._serialized_end=1552
+  _globals['_CATALOGALIAS']._serialized_start=1554
+  _globals['_CATALOGALIAS']._serialized_end=1637
+  _globals['_CATALOGROLLOUT']._serialized_start=1640
+  _globals['_CATALOGROLLOUT']._serialized_end=2086
+  _globals['_CATALOGTRUSTROOT']._serialized_start=2088
+  _globals['_CATALOGTRUSTROOT']._serialized_end=2141
+  _globals['_GETEPOCHREQUEST']._serialized_start=2143
+  _globals['_GETEPOCHREQUEST']._serialized_end=2160
+  _globals['_GETEPOCHRESPONSE']._serialized_start=2162
+  _globals['_GETEPOCHRESPONSE']._serialized_end=2195
+  _globals['_CATALOGSERVICE']._serialized_start=2198
+  _globals['_CATALOGSERVICE']._serialized_end=2389
 # @@protoc_insertion_point(module_scope)

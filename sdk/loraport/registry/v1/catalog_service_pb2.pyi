@@ -31,7 +31,7 @@ class WatchResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[CatalogItem, _Mapping]]] = ..., synced: _Optional[bool] = ..., checkpoint: _Optional[bytes] = ...) -> None: ...
 
 class CatalogItem(_message.Message):
-    __slots__ = ("tenant", "key", "base_model", "revision", "alias", "trust_root", "rollout")
+    __slots__ = ("tenant", "key", "base_model", "revision", "alias", "trust_root", "rollout", "restriction")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class CatalogItem(_message.Message):
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     TRUST_ROOT_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    RESTRICTION_FIELD_NUMBER: _ClassVar[int]
     tenant: CatalogTenant
     key: CatalogKey
     base_model: CatalogBaseModel
@@ -46,7 +47,8 @@ class CatalogItem(_message.Message):
     alias: CatalogAlias
     trust_root: CatalogTrustRoot
     rollout: CatalogRollout
-    def __init__(self, tenant: _Optional[_Union[CatalogTenant, _Mapping]] = ..., key: _Optional[_Union[CatalogKey, _Mapping]] = ..., base_model: _Optional[_Union[CatalogBaseModel, _Mapping]] = ..., revision: _Optional[_Union[CatalogRevision, _Mapping]] = ..., alias: _Optional[_Union[CatalogAlias, _Mapping]] = ..., trust_root: _Optional[_Union[CatalogTrustRoot, _Mapping]] = ..., rollout: _Optional[_Union[CatalogRollout, _Mapping]] = ...) -> None: ...
+    restriction: CatalogRestriction
+    def __init__(self, tenant: _Optional[_Union[CatalogTenant, _Mapping]] = ..., key: _Optional[_Union[CatalogKey, _Mapping]] = ..., base_model: _Optional[_Union[CatalogBaseModel, _Mapping]] = ..., revision: _Optional[_Union[CatalogRevision, _Mapping]] = ..., alias: _Optional[_Union[CatalogAlias, _Mapping]] = ..., trust_root: _Optional[_Union[CatalogTrustRoot, _Mapping]] = ..., rollout: _Optional[_Union[CatalogRollout, _Mapping]] = ..., restriction: _Optional[_Union[CatalogRestriction, _Mapping]] = ...) -> None: ...
 
 class CatalogTenant(_message.Message):
     __slots__ = ("tenant", "weight", "base_allowed", "quota")
@@ -111,6 +113,14 @@ class CatalogRevision(_message.Message):
     shared_tenants: _containers.RepeatedScalarFieldContainer[str]
     record_leaf: int
     def __init__(self, revision_id: _Optional[str] = ..., tenant: _Optional[str] = ..., adapter: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[_Union[_adapter_service_pb2.Revision.State, str]] = ..., base_model: _Optional[str] = ..., weights_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ..., record_envelope: _Optional[bytes] = ..., shared_tenants: _Optional[_Iterable[str]] = ..., record_leaf: _Optional[int] = ...) -> None: ...
+
+class CatalogRestriction(_message.Message):
+    __slots__ = ("position", "body")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    body: bytes
+    def __init__(self, position: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class CatalogAlias(_message.Message):
     __slots__ = ("tenant", "adapter", "alias", "revision_id")
