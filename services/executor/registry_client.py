@@ -21,9 +21,6 @@ from services.shared.statements import StatementError, TrustedKeys
 
 log = structlog.get_logger()
 
-# A miss first makes the catalog as new as the registry; this is how long that may take.
-CATCH_UP_S = 2.0
-
 
 class RegistryClient:
     """The port `Registry` over one channel, which it closes together with the keeper of checkpoints."""
@@ -90,7 +87,7 @@ class RegistryClient:
         self._keeper.require_alive()
         item = self._catalog.view.revisions.get(revision_id)
         if item is None or item.state != "ACTIVE" or tenant not in ("", item.tenant, *item.shared_tenants):
-            fresh = await self._catalog.catch_up(CATCH_UP_S) and await self._catalog.wait_synced(CATCH_UP_S)
+            fresh = await self._catalog.catch_up() and await self._catalog.wait_synced()
             if not fresh:
                 raise LoraportError("REGISTRY_UNAVAILABLE", retry_after_s=1.0)
             item = self._catalog.view.revisions.get(revision_id)

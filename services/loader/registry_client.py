@@ -27,8 +27,6 @@ from services.shared.rpc.asking import ask_registry
 log = structlog.get_logger()
 
 CALL_S = 10.0
-# A miss first makes the catalog as new as the registry; this is how long that may take.
-CATCH_UP_S = 2.0
 # The table of a base model's modules may have tens of thousands of rows.
 MAX_SPEC_BYTES = 8 << 20
 MAX_SPECS = 64
@@ -72,7 +70,7 @@ class RegistryClient:
         found = catalog.view.revisions.get(revision_id)
         if found is not None and found.state == "ACTIVE":
             return found
-        fresh = await catalog.catch_up(CATCH_UP_S) and await catalog.wait_synced(CATCH_UP_S)
+        fresh = await catalog.catch_up() and await catalog.wait_synced()
         if not fresh:
             raise LoraportError("REGISTRY_UNAVAILABLE", retry_after_s=1.0)
         return catalog.view.revisions.get(revision_id)

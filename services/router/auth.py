@@ -12,7 +12,6 @@ from services.shared.catalog import CatalogView, KeyItem
 from services.shared.errors import LoraportError
 
 AUTHORIZATION = "authorization"
-CATCH_UP_S = 0.2
 _KEY = re.compile(r"lk_([a-z0-9]{10})_[0-9A-Za-z]{43}")
 # Compared with when there is no such key, so that an unknown key takes the same way as a wrong one.
 _DUMMY = bytes(32)
@@ -83,7 +82,7 @@ class Doorkeeper:
     async def _by_key(self, secret: str) -> Principal | None:
         principal = check_key(self._catalog.view, secret, pepper=self._pepper, now=self._now())
         if principal is None and _KEY.fullmatch(secret):
-            await self._catalog.catch_up(CATCH_UP_S)
+            await self._catalog.catch_up()
             principal = check_key(self._catalog.view, secret, pepper=self._pepper, now=self._now())
         if principal is not None:
             self.last_use[principal.label.rpartition("/")[2]] = self._now()
@@ -92,5 +91,5 @@ class Doorkeeper:
     async def _by_token(self, token: str) -> Principal | None:
         principal = await self._tokens.check(token, now=self._now())
         if principal is not None and principal.role not in self._catalog.view.tenants:
-            await self._catalog.catch_up(CATCH_UP_S)
+            await self._catalog.catch_up()
         return principal if principal is not None and principal.role in self._catalog.view.tenants else None

@@ -36,8 +36,6 @@ from services.shared.catalog import RevisionItem
 from services.shared.errors import FaultList, LoraportError
 from services.shared.split import split_unit
 
-CATCH_UP_S = 0.2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
@@ -203,7 +201,7 @@ class Door:
         """A miss, of whatever kind, is answered only after the view is as new as the registry."""
         item, side = self._find(tenant, target, unit, session)
         if item is None or not self._records.is_active(self._catalog.view, item):
-            await self._catalog.catch_up(CATCH_UP_S)
+            await self._catalog.catch_up()
             item, side = self._find(tenant, target, unit, session)
         if item is None:
             raise not_found()
@@ -233,7 +231,7 @@ class Door:
         try:
             return resolve_base(self._catalog.view.tenants.get(tenant), wanted, self._bases.known())
         except LoraportError:
-            await self._catalog.catch_up(CATCH_UP_S)
+            await self._catalog.catch_up()
             return resolve_base(self._catalog.view.tenants.get(tenant), wanted, self._bases.known())
 
     def _limits(self, base: ServedBase) -> RequestLimits:

@@ -18,7 +18,7 @@ class Catalog(Protocol):
     def view(self) -> CatalogView:
         """The view; incomplete until it is synced."""
 
-    async def catch_up(self, timeout_s: float) -> bool:
+    async def catch_up(self) -> bool:
         """Makes the view as new as the registry is now; False when that took too long."""
 
 

@@ -25,8 +25,6 @@ from services.shared.errors import FaultList, LoraportError
 from services.shared.paging import PageTokens, page_size
 from services.shared.rpc.guard import current_call
 
-CATCH_UP_S = 0.2
-
 
 class InferenceServicer(stubs.InferenceServiceServicer):
     """Serves end users. The tenant is the credential's, always."""
@@ -133,7 +131,7 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         last = str(after[0]) if after else ""
         with self._enter(tenant):
             # A list is as new as the registry too: who has just registered an adapter looks for it here.
-            await self._catalog.catch_up(CATCH_UP_S)
+            await self._catalog.catch_up()
             found = [adapter for adapter in list_adapters(self._catalog.view, tenant) if adapter.adapter > last]
         page = found[:size]
         more = len(found) > size
@@ -148,7 +146,7 @@ class InferenceServicer(stubs.InferenceServiceServicer):
         with self._enter(tenant):
             found = self._find(tenant, name)
             if found is None:
-                await self._catalog.catch_up(CATCH_UP_S)
+                await self._catalog.catch_up()
                 found = self._find(tenant, name)
         if found is None:
             raise not_found()
