@@ -1,8 +1,8 @@
 """The other ends of `bench.router`, each a process of its own.
 
 `python -m bench.router_peers executor FOLDER NAME PORT BASE_ID` is an executor that computes nothing: it answers every
-prompt at once with the tokens that were asked for, in three messages; one whose answer may be `HELD` tokens long gets
-one token and then nothing more until its caller leaves.
+prompt at once with the tokens that were asked for, in one message, as executors tell all that they have; one whose
+answer may be `HELD` tokens long gets one token and then nothing more until its caller leaves.
 `python -m bench.router_peers relay FOLDER PORT EXECUTOR_PORT` is the least that a router in this language can be: it
 authenticates nothing, decides nothing and passes on the executor's messages as they come, unread. What it reaches is
 the ceiling for any router that is built on the same gRPC library.
@@ -37,17 +37,18 @@ class NullExecutor(stubs.ExecutorServiceServicer):
         )  # fmt: skip
 
     async def Execute(self, request: pb.ExecuteRequest, context: Any) -> None:
+        told = pb.ExecuteResponse.Event
         began = pb.ExecuteResponse.Started(revision_id=request.revision_id, base_id=self._base_id)
-        await context.write(pb.ExecuteResponse(started=began))
         most = request.sampling.max_tokens or 4
-        tokens = [50] if most == HELD else [50] * most
-        await context.write(pb.ExecuteResponse(tokens=pb.ExecuteResponse.Tokens(token_ids=tokens, kernel_path="null")))
+        made = pb.ExecuteResponse.Tokens(token_ids=[50] if most == HELD else [50] * most, kernel_path="null")
+        events = [told(started=began), told(tokens=made)]
         if most == HELD:
+            await context.write(pb.ExecuteResponse(events=events))
             await asyncio.Event().wait()
         usage = types_pb2.Usage(prompt_token_count=len(request.prompt_token_ids), completion_token_count=most)
         reason = types_pb2.FINISH_REASON_LENGTH
-        finished = pb.ExecuteResponse.Finished(finish_reason=reason, usage=usage, kernel_path="null")
-        await context.write(pb.ExecuteResponse(finished=finished))
+        ended = pb.ExecuteResponse.Finished(finish_reason=reason, usage=usage, kernel_path="null")
+        await context.write(pb.ExecuteResponse(events=[*events, told(finished=ended)]))
 
 
 class BareRelay(grpc.GenericRpcHandler):

@@ -192,8 +192,7 @@ class AsyncClient:
             try:
                 async for response in call:
                     begun = True
-                    event = wire.event_from_proto(response, request_id)
-                    if event is not None:
+                    for event in wire.events_from_proto(response, request_id):
                         yield event
                 return
             except grpc.RpcError as error:

@@ -191,9 +191,7 @@ class Client:
             try:
                 for response in call:
                     begun = True
-                    event = wire.event_from_proto(response, request_id)
-                    if event is not None:
-                        yield event
+                    yield from wire.events_from_proto(response, request_id)
                 return
             except grpc.RpcError as error:
                 pause = self._pause(tries, error, request_id, begun=begun)

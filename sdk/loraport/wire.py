@@ -32,6 +32,7 @@ from loraport.values import (
 DEFAULT_TIMEOUT_S = 60.0
 PAGE_SIZE = 500
 REQUEST_ID_KEY = "x-request-id"
+_REASONS: Mapping[int, FinishReason] = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
 
 T = TypeVar("T")
 # An access token, or what gives one that is valid now: it is asked before every call, so it keeps one while it lasts.
@@ -324,11 +325,15 @@ def _sampling(options: dict[str, Any]) -> types_pb2.SamplingParams:
     return types_pb2.SamplingParams(**given)
 
 
-def event_from_proto(response: pb.GenerateResponse, request_id: str) -> Event | None:
-    """Returns the event of a response, None for a kind that this release does not know."""
-    match response.WhichOneof("event"):
+def events_from_proto(response: pb.GenerateResponse, request_id: str) -> list[Event]:
+    """Returns the events of a response, without those of a kind that this release does not know."""
+    return [told for event in response.events if (told := _event(event, request_id)) is not None]
+
+
+def _event(event: pb.GenerateResponse.Event, request_id: str) -> Event | None:
+    match event.WhichOneof("event"):
         case "started":
-            started = response.started
+            started = event.started
             return Started(
                 revision_id=started.revision_id,
                 version=started.version,
@@ -341,14 +346,14 @@ def event_from_proto(response: pb.GenerateResponse, request_id: str) -> Event | 
                 request_id=request_id,
             )
         case "tokens":
-            tokens = response.tokens
+            tokens = event.tokens
             logprobs = tuple(map(_position, tokens.logprobs))
             return Tokens(index=tokens.index, token_ids=tuple(tokens.token_ids), text=tokens.text, logprobs=logprobs)
         case "finished":
-            finished = response.finished
+            finished = event.finished
             return Finished(
                 index=finished.index,
-                finish_reason=_finish_reason(finished.finish_reason),
+                finish_reason=_REASONS.get(finished.finish_reason, "unknown"),
                 usage=_usage(finished.usage),
                 kernel_path=finished.kernel_path,
                 max_batch_adapter_count=finished.max_batch_adapter_count,
@@ -365,12 +370,6 @@ def _usage(usage: types_pb2.Usage) -> Usage:
 def _position(position: types_pb2.PositionLogprobs) -> PositionLogprobs:
     top = tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in position.top)
     return PositionLogprobs(TokenLogprob(position.chosen.token_id, position.chosen.logprob), top)
-
-
-def _finish_reason(value: int) -> FinishReason:
-    if value == types_pb2.FINISH_REASON_STOP:
-        return "stop"
-    return "length" if value == types_pb2.FINISH_REASON_LENGTH else "unknown"
 
 
 def adapter_from_proto(adapter: pb.Adapter) -> Adapter:

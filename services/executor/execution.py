@@ -9,6 +9,9 @@ from services.executor.engine.loop import Engine
 from services.executor.engine.open_requests import Sink
 from services.executor.request import Ended, Event, Refused, RequestSpec
 
+# How many events a batch has at most: what a slow reader let pile up is told in messages of bounded size.
+MAX_BATCH = 64
+
 
 class Execution:
     """Submits the answers of one request and yields their events. `close` cancels what still runs; safe to repeat."""
@@ -48,13 +51,22 @@ class Execution:
 
         return sink
 
+    async def batches(self) -> AsyncIterator[list[tuple[int, Event]]]:
+        """Yield lists of what has happened since, as (answer, event), until every answer has ended."""
+        while self._open:
+            happened = [await self._events.get()]
+            while len(happened) < MAX_BATCH and not self._events.empty():
+                happened.append(self._events.get_nowait())
+            for _, event in happened:
+                if isinstance(event, Ended):
+                    self._open.discard(event.request_id)
+            yield happened
+
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """Yield (answer, event) until every answer has ended."""
-        while self._open:
-            index, event = await self._events.get()
-            if isinstance(event, Ended):
-                self._open.discard(event.request_id)
-            yield index, event
+        async for happened in self.batches():
+            for item in happened:
+                yield item
 
     def close(self) -> None:
         """Cancel every answer that has not ended."""

@@ -152,29 +152,28 @@ class ExecutorServicer(ExecutorServiceServicer):
     async def _answer(
         self, execution: Execution, revision_id: str, load_ms: float
     ) -> AsyncGenerator[pb.ExecuteResponse, None]:
-        begun = False
-        async for index, event in execution.events():
-            match event:
-                case Started() if not begun:
-                    begun = True
-                    self._note_start(event)
-                    yield pb.ExecuteResponse(
-                        started=pb.ExecuteResponse.Started(
-                            revision_id=revision_id,
-                            base_id=self._identity.base_id,
-                            load_ms=load_ms,
-                            queue_ms=event.queue_s * 1000,
-                            cached_token_count=event.prefix_hit_tokens,
-                        )
-                    )
-                case Tokens():
-                    yield wire.tokens_to_proto(index, event)
-                case Ended() if event.reason.is_answer:
-                    _note_end(event)
-                    yield wire.finished_to_proto(index, event)
-                case Ended():
-                    _note_end(event)
-                    raise wire.failure(event.reason)
+        begun, failed = False, None
+        async for happened in execution.batches():
+            told = []
+            for index, event in happened:
+                match event:
+                    case Started() if not begun:
+                        begun = True
+                        self._note_start(event)
+                        base_id = self._identity.base_id
+                        told.append(wire.started_to_proto(event, revision_id, base_id, load_ms=load_ms))
+                    case Tokens():
+                        told.append(wire.tokens_to_proto(index, event))
+                    case Ended():
+                        _note_end(event)
+                        if not event.reason.is_answer:
+                            failed = event.reason
+                            break
+                        told.append(wire.finished_to_proto(index, event))
+            if told:
+                yield pb.ExecuteResponse(events=told)
+            if failed is not None:
+                raise wire.failure(failed)
 
     def _note_start(self, event: Started) -> None:
         telemetry.observe(metrics.EXECUTOR_QUEUE, event.queue_s)

@@ -17,6 +17,7 @@ from services.executor.request import (
     RequestSpec,
     Sampling,
     Score,
+    Started,
     Tokens,
     Usage,
 )
@@ -141,10 +142,23 @@ def _sampling(params: types_pb2.SamplingParams, *, seed: int, left: int) -> Samp
     )
 
 
-def tokens_to_proto(index: int, event: Tokens) -> pb.ExecuteResponse:
+def started_to_proto(event: Started, revision_id: str, base_id: str, *, load_ms: float) -> pb.ExecuteResponse.Event:
+    """Return the beginning of a request of which all weights are named."""
+    return pb.ExecuteResponse.Event(
+        started=pb.ExecuteResponse.Started(
+            revision_id=revision_id,
+            base_id=base_id,
+            load_ms=load_ms,
+            queue_ms=event.queue_s * 1000,
+            cached_token_count=event.prefix_hit_tokens,
+        )
+    )
+
+
+def tokens_to_proto(index: int, event: Tokens) -> pb.ExecuteResponse.Event:
     """Return new tokens of answer `index`."""
     logprobs = logprobs_to_proto(event)
-    return pb.ExecuteResponse(
+    return pb.ExecuteResponse.Event(
         tokens=pb.ExecuteResponse.Tokens(
             index=index,
             token_ids=event.token_ids,
@@ -168,7 +182,7 @@ def _usage(usage: Usage) -> types_pb2.Usage:
     )
 
 
-def finished_to_proto(index: int, event: Ended) -> pb.ExecuteResponse:
+def finished_to_proto(index: int, event: Ended) -> pb.ExecuteResponse.Event:
     """Return the end of answer `index`, which is an answer."""
     length = event.reason is FinishReason.LENGTH
     finished = pb.ExecuteResponse.Finished(
@@ -180,7 +194,7 @@ def finished_to_proto(index: int, event: Ended) -> pb.ExecuteResponse:
     )
     if event.stop_token_id is not None:
         finished.stop_token_id = event.stop_token_id
-    return pb.ExecuteResponse(finished=finished)
+    return pb.ExecuteResponse.Event(finished=finished)
 
 
 def scored_to_proto(

@@ -93,12 +93,16 @@ class GrpcExecution:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    async def next(self) -> ExecutorEvent | None:
+    async def next(self) -> list[ExecutorEvent]:
         try:
             response = await self._call.read()
         except grpc.RpcError as error:
             raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
-        return _event(response) if response is not grpc.aio.EOF else None
+        if response is grpc.aio.EOF:
+            return []
+        if not response.events:
+            raise LoraportError("INTERNAL", "the executor sent an empty message")
+        return [_event(event) for event in response.events]
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -110,15 +114,15 @@ class GrpcExecution:
         self._call.add_done_callback(lambda _call: late.cancel())
 
 
-def _event(response: pb.ExecuteResponse) -> ExecutorEvent:
-    match response.WhichOneof("event"):
+def _event(event: pb.ExecuteResponse.Event) -> ExecutorEvent:
+    match event.WhichOneof("event"):
         case "started":
-            started = response.started
+            started = event.started
             return ExecutorStarted(
                 started.revision_id, started.base_id, started.load_ms, started.queue_ms, started.cached_token_count
             )
         case "tokens":
-            tokens = response.tokens
+            tokens = event.tokens
             return ExecutorTokens(
                 tokens.index,
                 tuple(tokens.token_ids),
@@ -127,7 +131,7 @@ def _event(response: pb.ExecuteResponse) -> ExecutorEvent:
                 tokens.max_batch_adapter_count,
             )
         case "finished":
-            finished = response.finished
+            finished = event.finished
             return ExecutorFinished(
                 finished.index,
                 "length" if finished.finish_reason == types_pb2.FINISH_REASON_LENGTH else "stop",

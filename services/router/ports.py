@@ -36,8 +36,8 @@ class ExecutorState:
 class Execution(Protocol):
     """One request on an executor."""
 
-    async def next(self) -> ExecutorEvent | None:
-        """Returns what the executor says next, None at the end. Raises LoraportError."""
+    async def next(self) -> Sequence[ExecutorEvent]:
+        """Returns what the executor says next, nothing at the end. Raises LoraportError."""
 
     def cancel(self) -> None:
         """Ends the request; harmless when it has ended."""

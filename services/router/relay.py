@@ -7,7 +7,7 @@ cancelled, the caller gone — `close` gives everything back, and once.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import structlog
 
@@ -44,8 +44,9 @@ class Relay:
         self._unread = Stall(parts.max_unread_s, self._give_up)
         self._given_up = False
 
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """Yields what the caller is told: one Started, then Tokens, one Finished per answer.
+    async def events(self) -> AsyncGenerator[Sequence[Event], None]:
+        """Yields what the caller is told, all that there is at a time: one Started, then Tokens, one Finished per
+        answer.
 
         Raises:
             LoraportError: why there will be no (further) answer.
@@ -61,18 +62,18 @@ class Relay:
                 prompt_tokens=len(job.prompt_token_ids),
                 cached_tokens=self._cached_tokens,
             )
-            self._unread.begin()
-            yield started
-            self._taken()
+            told: list[Event] = [started]
             while True:
-                for event in self._settle(answers, said):
+                for event in said:
+                    told += self._settle(answers, event)
+                if told:
                     self._unread.begin()
-                    yield event
+                    yield told
                     self._taken()
                 if answers.done:
                     self._end()
                     return
-                said = await self._next()
+                told, said = [], await self._next()
         except LoraportError as error:
             self._passage.note_unavailable(error)
             raise self._passage.for_the_caller(_broken_off(error) if begun else error) from None
@@ -99,7 +100,7 @@ class Relay:
         self._given_up = True
         self.close()
 
-    async def _begin(self) -> tuple[Started, ExecutorEvent]:
+    async def _begin(self) -> tuple[Started, Sequence[ExecutorEvent]]:
         """Waits in the queue and for the first token."""
         if self._job.first_token_timeout_s is None:
             return await self._passage.run(self._run)
@@ -109,7 +110,7 @@ class Relay:
         except TimeoutError:
             raise LoraportError("DEADLINE_EXCEEDED", "no token within first_token_timeout") from None
 
-    async def _run(self, executor: str, queue_ms: float) -> tuple[Started, ExecutorEvent]:
+    async def _run(self, executor: str, queue_ms: float) -> tuple[Started, Sequence[ExecutorEvent]]:
         job, left = self._job, self._passage.left_s()
         order = Order(
             ticket=self._passage.ticket(),
@@ -121,13 +122,12 @@ class Relay:
         if self._execution is not None:
             self._execution.cancel()
         self._execution = self._parts.fleet.executor(executor).execute(order, timeout_s=left)
-        begun = await self._next()
+        begun, *first = await self._next()
         if not isinstance(begun, ExecutorStarted):
             raise LoraportError("INTERNAL", "the executor sent an event out of order")
         self._passage.require_same(begun.revision_id, begun.base_id)
         self._passage.begun(begun.load_ms, begun.cached_tokens)
         self._cached_tokens = begun.cached_tokens
-        first = await self._next()
         started = Started(
             revision_id=begun.revision_id,
             base_id=begun.base_id,
@@ -138,14 +138,14 @@ class Relay:
             version=job.revision.version if job.revision is not None else 0,
             rollout_arm=job.side.arm if job.side is not None else "",
         )
-        return started, first
+        return started, first or await self._next()
 
-    async def _next(self) -> ExecutorEvent:
-        """Returns the next event. An executor that ends its stream before every answer has ended has gone away."""
-        event = await self._execution.next() if self._execution is not None else None
-        if event is None:
+    async def _next(self) -> Sequence[ExecutorEvent]:
+        """Returns what comes next. An executor that ends its stream before every answer has ended has gone away."""
+        events = await self._execution.next() if self._execution is not None else ()
+        if not events:
             raise LoraportError("EXECUTOR_UNAVAILABLE", "the executor ended the stream early", retry_after_s=1.0)
-        return event
+        return events
 
     def _end(self) -> None:
         """Lets go of an executor that has told everything. One that an answer here did not wait for `close` cancels."""
@@ -153,13 +153,13 @@ class Relay:
             self._execution.leave()
             self._execution = None
 
-    def _settle(self, answers: Answers, event: ExecutorEvent) -> Sequence[Event]:
+    def _settle(self, answers: Answers, event: ExecutorEvent) -> Iterable[Event]:
         if isinstance(event, ExecutorTokens):
             self._passage.decoded(len(event.token_ids))
         elif isinstance(event, ExecutorFinished):
             self._finished += 1
             self._passage.decoded(0)
-        return list(answers.take(event))
+        return answers.take(event)
 
 
 def _broken_off(error: LoraportError) -> LoraportError:

@@ -74,18 +74,19 @@ class InferenceServicer(stubs.InferenceServiceServicer):
             context.add_done_callback(ended)
             with self._observer.watch(job, timeout_s=left) as observed:
                 async with aclosing(relay.events()) as events:
-                    async for event in events:
+                    async for told in events:
                         # A stream may outlive the key that opened it by minutes: it ends with the key.
                         if not still_opens(self._catalog.view, principal, now=self._clock.now()):
                             raise LoraportError("INVALID_CREDENTIAL")
                         entry.began()
-                        watched.saw(event)
-                        observed.saw(event)
-                        if isinstance(event, Tokens):
-                            entry.tokens(len(event.token_ids))
-                        elif isinstance(event, Started):
-                            self._observer.answered(principal.role, call.request_id, job)
-                        yield wire.event_to_proto(event)
+                        for event in told:
+                            watched.saw(event)
+                            observed.saw(event)
+                            if isinstance(event, Tokens):
+                                entry.tokens(len(event.token_ids))
+                            elif isinstance(event, Started):
+                                self._observer.answered(principal.role, call.request_id, job)
+                        yield pb.GenerateResponse(events=map(wire.event_to_proto, told))
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         with self._meter.watch("score", _tenant()) as watched, self._enter(_tenant()) as entry:

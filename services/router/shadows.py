@@ -92,8 +92,9 @@ class Shadows:
         try:
             with self._observer.watch(job, timeout_s=TIMEOUT_S) as observed:
                 async with aclosing(relay.events()) as events:
-                    async for event in events:
-                        observed.saw(event)
+                    async for told in events:
+                        for event in told:
+                            observed.saw(event)
         except LoraportError as error:
             log.info("a copied request failed", revision_id=job.revision_id, reason=error.reason)
         finally:

@@ -76,7 +76,7 @@ def sampling_to_proto(sampling: Sampling) -> types_pb2.SamplingParams:
     )
 
 
-def event_to_proto(event: Event) -> pb.GenerateResponse:
+def event_to_proto(event: Event) -> pb.GenerateResponse.Event:
     """Returns an event as the caller gets it."""
     match event:
         case Started():
@@ -90,12 +90,12 @@ def event_to_proto(event: Event) -> pb.GenerateResponse:
                 version=f"v{event.version}" if event.version else "",
                 rollout_arm=event.rollout_arm,
             )
-            return pb.GenerateResponse(started=started)
+            return pb.GenerateResponse.Event(started=started)
         case Tokens():
             tokens = pb.GenerateResponse.Tokens(
                 index=event.index, token_ids=event.token_ids, text=event.text, logprobs=event.logprobs
             )
-            return pb.GenerateResponse(tokens=tokens)
+            return pb.GenerateResponse.Event(tokens=tokens)
         case Finished():
             finished = pb.GenerateResponse.Finished(
                 index=event.index,
@@ -105,7 +105,7 @@ def event_to_proto(event: Event) -> pb.GenerateResponse:
                 max_batch_adapter_count=event.max_batch_adapter_count,
                 stop_match=event.stop_match,
             )
-            return pb.GenerateResponse(finished=finished)
+            return pb.GenerateResponse.Event(finished=finished)
 
 
 def score_ask_from_proto(request: pb.ScoreRequest) -> ScoreAsk:

@@ -268,24 +268,30 @@ class Answer:
     logprobs: dict[int, list[Any]]
     finished: dict[int, Any]
 
+    def take(self, event: Any) -> None:
+        """Takes the next event."""
+        match event.WhichOneof("event"):
+            case "started":
+                assert self.started is None
+                self.started = event.started
+            case "tokens":
+                tokens = event.tokens
+                assert self.started is not None
+                assert tokens.index not in self.finished
+                self.tokens.setdefault(tokens.index, []).extend(tokens.token_ids)
+                self.logprobs.setdefault(tokens.index, []).extend(tokens.logprobs)
+            case "finished":
+                assert event.finished.index not in self.finished
+                self.finished[event.finished.index] = event.finished
+
 
 async def collect(call: Any) -> Answer:
     """Reads a stream to its end."""
     answer = Answer(None, {}, {}, {})
     async for response in call:
-        match response.WhichOneof("event"):
-            case "started":
-                assert answer.started is None
-                answer.started = response.started
-            case "tokens":
-                event = response.tokens
-                assert answer.started is not None
-                assert event.index not in answer.finished
-                answer.tokens.setdefault(event.index, []).extend(event.token_ids)
-                answer.logprobs.setdefault(event.index, []).extend(event.logprobs)
-            case "finished":
-                assert response.finished.index not in answer.finished
-                answer.finished[response.finished.index] = response.finished
+        assert response.events
+        for event in response.events:
+            answer.take(event)
     return answer
 
 

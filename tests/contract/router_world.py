@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -170,6 +171,8 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
     held: asyncio.Event | None = None  # answers begin, and go on when it is set
     lingers: bool = False  # has told everything, and does not end
     load_ms: float = 0.0
+    # All that there is to say goes in one message, no longer in one each.
+    at_once: bool = False
     cached_tokens: int = 0
     fail_before: Callable[[], None] = lambda: None
     fail_after: int = -1
@@ -208,13 +211,18 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
         try:
             self.fail_before()
             began = request.revision_id if self.began_with is None else self.began_with
-            yield epb.ExecuteResponse(
-                started=epb.ExecuteResponse.Started(
-                    revision_id=began, base_id=self.base_id, load_ms=self.load_ms, cached_token_count=self.cached_tokens
-                )
+            started = epb.ExecuteResponse.Started(
+                revision_id=began, base_id=self.base_id, load_ms=self.load_ms, cached_token_count=self.cached_tokens
             )
+            at_once = [said(started=started)]
+            if not self.at_once:
+                yield at_once.pop()
             async for response in self._answer(request, pause_s, held):
-                yield response
+                at_once.append(response)
+                if not self.at_once:
+                    yield at_once.pop()
+            if at_once:
+                yield epb.ExecuteResponse(events=[event for response in at_once for event in response.events])
             if self.lingers:
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -276,7 +284,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
                 tokens = epb.ExecuteResponse.Tokens(
                     index=index, token_ids=[token], logprobs=logprobs, kernel_path="fake", max_batch_adapter_count=1
                 )
-                yield epb.ExecuteResponse(tokens=tokens)
+                yield said(tokens=tokens)
         reason = types_pb2.FINISH_REASON_LENGTH if len(self.reply) >= most else types_pb2.FINISH_REASON_STOP
         for index in range(request.sampling.n or 1):
             usage = types_pb2.Usage(
@@ -285,7 +293,12 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
             finished = epb.ExecuteResponse.Finished(
                 index=index, finish_reason=reason, usage=usage, kernel_path="fake", max_batch_adapter_count=2
             )
-            yield epb.ExecuteResponse(finished=finished)
+            yield said(finished=finished)
+
+
+def said(**event: Any) -> epb.ExecuteResponse:
+    """What an executor says of one event."""
+    return epb.ExecuteResponse(events=[epb.ExecuteResponse.Event(**event)])
 
 
 class World:

@@ -172,7 +172,7 @@ async def test_a_running_stream_ends_with_its_key(world: World, end: str) -> Non
         call = stubs.InferenceServiceStub(channel).Generate(request, metadata=metadata, timeout=60)
         with pytest.raises(grpc.RpcError) as ended:
             async for response in call:
-                if response.HasField("started"):
+                if response.events[0].HasField("started"):
                     if end == "revoked":
                         item.key.revoked = True
                     else:
@@ -180,6 +180,22 @@ async def test_a_running_stream_ends_with_its_key(world: World, end: str) -> Non
                     await world.registry.put(item)
     assert ended.value.code() == grpc.StatusCode.UNAUTHENTICATED
     await eventually(lambda: executor.running == 0)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_what_has_happened_is_told_in_one_message(world: World, *, at_once: bool) -> None:
+    executor = world.executors["e0"]
+    executor.reply, executor.at_once = [50, 51], at_once
+    async with user_channel(world) as channel:
+        metadata = (("authorization", f"Bearer {api_key('acme')}"),)
+        request = pb.GenerateRequest(target=pb.Target(adapter="pirate"), prompt="the")
+        call = stubs.InferenceServiceStub(channel).Generate(request, metadata=metadata, timeout=60)
+        told = [[event.WhichOneof("event") for event in response.events] async for response in call]
+    if at_once:
+        assert told == [["started", "tokens", "tokens", "finished"]]
+    else:
+        # Nobody waits for a second token to be told of the first.
+        assert told == [["started", "tokens"], ["tokens"], ["finished"]]
 
 
 async def test_listing_pages_and_their_tokens(world: World) -> None:

@@ -24,7 +24,7 @@ from services.router.exchange import decode
 from services.router.prices import Prices
 from services.router.shared_work import slack_ms
 from services.shared.board import Board
-from tests.contract.router_world import ADMIN_CA, SERVICE_CA, FakeExecutor, World, api_key
+from tests.contract.router_world import ADMIN_CA, SERVICE_CA, FakeExecutor, World, api_key, said
 from tests.contract.test_router_exchange import start as start_valkey
 from tests.support.ports import free_port
 
@@ -72,10 +72,10 @@ class OneAtATime(FakeExecutor):
         async with self.device:
             await self.rounds.take(work_ms)
         tokens = epb.ExecuteResponse.Tokens(token_ids=[50] * TOKENS, kernel_path="fake")
-        yield epb.ExecuteResponse(tokens=tokens)
+        yield said(tokens=tokens)
         usage = types_pb2.Usage(prompt_token_count=PROMPT, completion_token_count=TOKENS)
         reason = types_pb2.FINISH_REASON_LENGTH
-        yield epb.ExecuteResponse(finished=epb.ExecuteResponse.Finished(finish_reason=reason, usage=usage))
+        yield said(finished=epb.ExecuteResponse.Finished(finish_reason=reason, usage=usage))
 
 
 class Router:

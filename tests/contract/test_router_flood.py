@@ -146,7 +146,7 @@ async def test_a_caller_behind_a_cut_cable_gives_its_place_back(world: World) ->
         async with channel(port) as link:
             request = pb.GenerateRequest(target=pb.Target(adapter="pirate"), prompt="the")
             call = stubs.InferenceServiceStub(link).Generate(request, metadata=KEY, timeout=120)
-            assert (await call.read()).HasField("started")
+            assert (await call.read()).events[0].HasField("started")
             assert executor.running == 1
             proxy.cut()
             # The answer would go on for two minutes.

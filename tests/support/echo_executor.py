@@ -45,14 +45,18 @@ class EchoExecutor(stubs.ExecutorServiceServicer):
             self._resident.append(request.revision_id)
             load_ms = PAUSE_S * 1000
         began = pb.ExecuteResponse.Started(revision_id=request.revision_id, base_id=self._base_id, load_ms=load_ms)
-        await context.write(pb.ExecuteResponse(started=began))
+        await context.write(_said(started=began))
         most = request.sampling.max_tokens
         for token in echo(request.revision_id, most):
             await asyncio.sleep(PAUSE_S)
-            await context.write(pb.ExecuteResponse(tokens=pb.ExecuteResponse.Tokens(token_ids=[token])))
+            await context.write(_said(tokens=pb.ExecuteResponse.Tokens(token_ids=[token])))
         usage = types_pb2.Usage(prompt_token_count=len(request.prompt_token_ids), completion_token_count=most)
         finished = pb.ExecuteResponse.Finished(finish_reason=types_pb2.FINISH_REASON_LENGTH, usage=usage)
-        await context.write(pb.ExecuteResponse(finished=finished))
+        await context.write(_said(finished=finished))
+
+
+def _said(**event: Any) -> pb.ExecuteResponse:
+    return pb.ExecuteResponse(events=[pb.ExecuteResponse.Event(**event)])
 
 
 async def serve(folder: Path, name: str, port: str, base_id: str, epoch: str) -> None:

@@ -58,10 +58,11 @@ def install(file: str) -> None:
         async for response in answer(self, execution, revision_id, load_ms):
             if kind == "slow":
                 await asyncio.sleep(DELAY_S)
-            if kind == "kill" and response.WhichOneof("event") == "tokens":
+            tokens = any(event.WhichOneof("event") == "tokens" for event in response.events)
+            if kind == "kill" and tokens:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield response
-            if kind == "crash" and response.WhichOneof("event") == "tokens":
+            if kind == "crash" and tokens:
                 raise RuntimeError("the revision makes this executor's code fail")
 
     Stager.__call__ = faulty_stage  # type: ignore[method-assign]

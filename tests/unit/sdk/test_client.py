@@ -88,7 +88,10 @@ def test_a_stream_that_ends_early_is_no_completion(events: tuple) -> None:
 
 
 def test_an_unknown_event_is_passed_over() -> None:
-    assert wire.event_from_proto(pb.GenerateResponse(), "id") is None
+    events = [pb.GenerateResponse.Event(), pb.GenerateResponse.Event(tokens=pb.GenerateResponse.Tokens(text="a"))]
+    assert wire.events_from_proto(pb.GenerateResponse(events=events), "id") == [
+        Tokens(index=0, token_ids=(), text="a", logprobs=())
+    ]
 
 
 @pytest.mark.parametrize("tenant", ["../pki/admin", "", "/etc/passwd", "A", "a/b"])

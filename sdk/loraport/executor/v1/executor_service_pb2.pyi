@@ -23,7 +23,16 @@ class ExecuteRequest(_message.Message):
     def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
-    __slots__ = ("started", "tokens", "finished")
+    __slots__ = ("events",)
+    class Event(_message.Message):
+        __slots__ = ("started", "tokens", "finished")
+        STARTED_FIELD_NUMBER: _ClassVar[int]
+        TOKENS_FIELD_NUMBER: _ClassVar[int]
+        FINISHED_FIELD_NUMBER: _ClassVar[int]
+        started: ExecuteResponse.Started
+        tokens: ExecuteResponse.Tokens
+        finished: ExecuteResponse.Finished
+        def __init__(self, started: _Optional[_Union[ExecuteResponse.Started, _Mapping]] = ..., tokens: _Optional[_Union[ExecuteResponse.Tokens, _Mapping]] = ..., finished: _Optional[_Union[ExecuteResponse.Finished, _Mapping]] = ...) -> None: ...
     class Started(_message.Message):
         __slots__ = ("revision_id", "base_id", "load_ms", "queue_ms", "cached_token_count")
         REVISION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -65,13 +74,9 @@ class ExecuteResponse(_message.Message):
         max_batch_adapter_count: int
         stop_token_id: int
         def __init__(self, index: _Optional[int] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., kernel_path: _Optional[str] = ..., max_batch_adapter_count: _Optional[int] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
-    STARTED_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    started: ExecuteResponse.Started
-    tokens: ExecuteResponse.Tokens
-    finished: ExecuteResponse.Finished
-    def __init__(self, started: _Optional[_Union[ExecuteResponse.Started, _Mapping]] = ..., tokens: _Optional[_Union[ExecuteResponse.Tokens, _Mapping]] = ..., finished: _Optional[_Union[ExecuteResponse.Finished, _Mapping]] = ...) -> None: ...
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[ExecuteResponse.Event]
+    def __init__(self, events: _Optional[_Iterable[_Union[ExecuteResponse.Event, _Mapping]]] = ...) -> None: ...
 
 class EnsureDeviceRequest(_message.Message):
     __slots__ = ("revision_id",)

@@ -85,7 +85,16 @@ class GenerateRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., prompt: _Optional[str] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., first_token_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "tokens", "finished")
+    __slots__ = ("events",)
+    class Event(_message.Message):
+        __slots__ = ("started", "tokens", "finished")
+        STARTED_FIELD_NUMBER: _ClassVar[int]
+        TOKENS_FIELD_NUMBER: _ClassVar[int]
+        FINISHED_FIELD_NUMBER: _ClassVar[int]
+        started: GenerateResponse.Started
+        tokens: GenerateResponse.Tokens
+        finished: GenerateResponse.Finished
+        def __init__(self, started: _Optional[_Union[GenerateResponse.Started, _Mapping]] = ..., tokens: _Optional[_Union[GenerateResponse.Tokens, _Mapping]] = ..., finished: _Optional[_Union[GenerateResponse.Finished, _Mapping]] = ...) -> None: ...
     class Started(_message.Message):
         __slots__ = ("revision_id", "base_id", "executor", "queue_ms", "load_ms", "prompt_token_ids", "version", "rollout_arm")
         REVISION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -131,13 +140,9 @@ class GenerateResponse(_message.Message):
         max_batch_adapter_count: int
         stop_match: str
         def __init__(self, index: _Optional[int] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., kernel_path: _Optional[str] = ..., max_batch_adapter_count: _Optional[int] = ..., stop_match: _Optional[str] = ...) -> None: ...
-    STARTED_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    started: GenerateResponse.Started
-    tokens: GenerateResponse.Tokens
-    finished: GenerateResponse.Finished
-    def __init__(self, started: _Optional[_Union[GenerateResponse.Started, _Mapping]] = ..., tokens: _Optional[_Union[GenerateResponse.Tokens, _Mapping]] = ..., finished: _Optional[_Union[GenerateResponse.Finished, _Mapping]] = ...) -> None: ...
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[GenerateResponse.Event]
+    def __init__(self, events: _Optional[_Iterable[_Union[GenerateResponse.Event, _Mapping]]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("target", "prompt_token_ids", "continuation_token_ids", "top_logprobs")
