@@ -115,7 +115,7 @@ async def test_who_asks_in_the_moment_in_which_the_last_one_leaves_gets_a_load_o
     leaver.cancel()
     stayer = asyncio.create_task(berths.hold(A))  # runs after the leaver, before its load
     away.gates[A].set()
-    lease, _ = await asyncio.wait_for(stayer, 10)
+    lease, _ = await asyncio.wait_for(stayer, 60)
     assert away.fetched[A] == 2
     lease.release()
     await berths.close()
@@ -126,7 +126,7 @@ async def test_a_load_that_fails_without_waiting_for_anything_is_told_to_who_wat
     berths = make(away)
     away.base = "sha256:" + "0" * 64
     with pytest.raises(LoraportError, match="WRONG_BASE"):
-        await asyncio.wait_for(anext(berths.ensure(A)), 10)
+        await asyncio.wait_for(anext(berths.ensure(A)), 60)
 
 
 async def test_who_stops_watching_a_load_leaves_no_lease(away: Away) -> None:
@@ -150,7 +150,7 @@ async def test_loads_that_wait_for_room_hold_up_no_others(away: Away) -> None:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     away.full = False
-    lease, _ = await asyncio.wait_for(berths.hold(B), 10)
+    lease, _ = await asyncio.wait_for(berths.hold(B), 60)
     lease.release()
 
 
@@ -190,7 +190,7 @@ async def test_a_load_that_was_given_up_keeps_its_slot_until_its_thread_ends(awa
 
     def slow(revision_id: str) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
 
     away.staging = slow
     given_up = asyncio.create_task(berths.hold(A))
@@ -204,7 +204,7 @@ async def test_a_load_that_was_given_up_keeps_its_slot_until_its_thread_ends(awa
         await asyncio.sleep(0)
     assert not away.fetched[B]
     go_on.set()
-    lease, _ = await asyncio.wait_for(other, 10)
+    lease, _ = await asyncio.wait_for(other, 60)
     lease.release()
 
 
@@ -219,5 +219,5 @@ async def test_a_mass_revocation_looks_at_the_engine_once(away: Away) -> None:
     assert away.resident == set()
     assert away.states == 1
     with pytest.raises(LoraportError, match="REVISION_NOT_ACTIVE"):
-        await asyncio.wait_for(loading, 10)
+        await asyncio.wait_for(loading, 60)
     await berths.close()

@@ -23,6 +23,6 @@ def test_a_load_that_evicts_goes_on_when_nothing_else_happens(tmp_path: Path) ->
         for name in ("a", "b", "a"):
             bundle = read_bundle(base, tmp_path / name)
             staged = stage(bundle.host(), world.decoder.groups, dtype=POOL_DTYPE)
-            world.engine.load(staged).result(timeout=20).release()
+            world.engine.load(staged).result(timeout=60).release()
     finally:
         world.engine.close()

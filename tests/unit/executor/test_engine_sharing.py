@@ -137,7 +137,7 @@ async def test_a_group_of_which_one_was_refused_can_be_handed_in_again(family, w
     await asyncio.sleep(0)
     assert not gone.done()
     world.step(2)
-    await asyncio.wait_for(gone, 5)
+    await asyncio.wait_for(gone, 60)
     world.load(family[2].host())
     execution.submit()
     tokens = await ended(world, execution)

@@ -97,7 +97,7 @@ def test_close_ends_what_runs(base) -> None:
     assert all(w.over.is_set() for w in running)
     assert {w.ended[0].reason for w in running} <= {FinishReason.DRAINING, FinishReason.LENGTH}
     with pytest.raises(Refused):
-        engine.evict("sha256:x").result(1)
+        engine.evict("sha256:x").result(60)
     with pytest.raises(RuntimeError, match="started before"):
         engine.start()
 
@@ -132,7 +132,7 @@ def test_who_gives_up_asking_harms_nobody(base) -> None:
     for given_up in (first, *later):
         given_up.cancel()
     go_on.set()
-    assert engine.ask(lambda: "still here").result(30) == "still here"
+    assert engine.ask(lambda: "still here").result(60) == "still here"
     assert answered == [1]
     running = ask(engine, "x")
     assert running.over.wait(60)

@@ -57,7 +57,8 @@ def test_a_stuck_step_is_said_first_and_ends_the_process_after_the_grace(monkeyp
     assert [w for w in resort.did if w != "wind"] == ["show", "said", "end", "unwind"]
 
 
-def test_a_process_that_ends_by_itself_is_not_killed() -> None:
+def test_a_process_that_ends_by_itself_is_not_killed(monkeypatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE_S", 600.0)
     resort, said = Resort(), threading.Event()
     dog = Watchdog(lambda: 1, limit_s=0.2, on_stuck=said.set, last_resort=resort)
     dog.start()

@@ -108,14 +108,14 @@ async def ensure(host: HostLoader) -> Granted:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
 
 async def test_a_load_needs_no_thread_that_others_may_hold(blocked: None) -> None:
     host = loader(Registry())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         granted = await ensure(host)
     host.release(granted.lease_id, holder="x")
     await host.close()
@@ -126,7 +126,7 @@ async def test_an_upload_needs_no_thread_that_others_may_hold(blocked: None, tmp
         yield ChunkPart("config", b"{}")
         yield ChunkPart("weights", b"abc")
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         received = await receive(parts(), Lane("upload", 1), weights_size=3, spool_dir=str(tmp_path), patience_s=60)
     received.weights.close()
 
@@ -138,7 +138,7 @@ async def test_a_spool_is_closed_once_nobody_writes_to_it(tmp_path: Path, monkey
     def append(file: BinaryIO, data: bytes) -> None:
         files.append(file)
         writing.set()
-        gate.wait(20)
+        gate.wait(60)
         file.write(data)
 
     async def parts() -> AsyncGenerator[Part, None]:

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from loraport.bundle.digest import sha256_digest
+from services.loader import loading
 from services.loader.loading import Load, SpoiledCopy, _fill
 from services.loader.sealed import Blob
 from services.loader.stages import LoadLife
@@ -57,10 +59,15 @@ def test_a_load_that_ends_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch,
         busy.set()
         go.wait(60)
 
+    class Hasher(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            go.set()  # the second thread goes on once what waited for it is dropped, or is not
+            super().shutdown(wait=wait)
+
     def pieces() -> Iterator[bytes]:
         yield from PIECES[:-1]
         busy.wait(60)
-        threading.Timer(0.5, go.set).start()
         if end == "stop":
             ended.stop.set()
         if end == "error":
@@ -68,6 +75,7 @@ def test_a_load_that_ends_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch,
         yield PIECES[-1]
 
     monkeypatch.setattr(Blob, "hash_to", slow)
+    monkeypatch.setattr(loading, "ThreadPoolExecutor", Hasher)
     with pytest.raises((LoraportError, SpoiledCopy)):
         _fill(ended, pieces())
     assert calls == [1000], "what waited to be hashed is dropped"

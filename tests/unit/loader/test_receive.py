@@ -64,7 +64,7 @@ async def test_bytes_that_come_in_time_are_taken(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             yield ChunkPart("weights", piece)
 
-    received = await receive(parts(), Lane("test", 1), weights_size=3, spool_dir=str(tmp_path), patience_s=10)
+    received = await receive(parts(), Lane("test", 1), weights_size=3, spool_dir=str(tmp_path), patience_s=60)
     received.weights.seek(0)
     assert (received.config, received.weights.read()) == (b"{}", b"abc")
     received.weights.close()

@@ -120,7 +120,7 @@ def test_local_finds_the_stack_and_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "acme.key").write_text(KEY + "\n")
     with (
-        Client.local(tmp_path, tenant="acme", timeout=5) as client,
+        Client.local(tmp_path, tenant="acme", timeout=60) as client,
         pytest.raises(UnavailableError, match=r"cannot reach 127\.0\.0\.1:1"),
     ):
         client.generate("hi")

@@ -89,7 +89,7 @@ async def test_nothing_is_loaded_before_the_first_checkpoint_and_a_load_waits_fo
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await world.load() == "CHECKPOINT_STALE"
-    monkeypatch.setattr("services.shared.checkpoint.FIRST_S", 10)
+    monkeypatch.setattr("services.shared.checkpoint.FIRST_S", 60)
     waiting = asyncio.create_task(world.load())
     await asyncio.sleep(0)
     await world.tell()
