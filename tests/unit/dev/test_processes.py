@@ -31,7 +31,7 @@ def test_a_process_is_found_until_it_has_ended(tmp_path: Path) -> None:
     record = start(tmp_path, "import time; time.sleep(60)")
     assert find(record) is not None
     assert os.getsid(record.pid) == record.pid  # its own session: a terminal's Ctrl-C does not reach it
-    assert stop_all([record], grace_s=10) == []
+    assert stop_all([record], grace_s=60) == []
     assert find(record) is None
 
 
@@ -41,7 +41,7 @@ def test_a_stranger_with_the_same_number_is_never_touched(tmp_path: Path) -> Non
     assert find(older) is None
     stop_all([older], grace_s=1)
     assert find(record) is not None
-    stop_all([record], grace_s=10)
+    stop_all([record], grace_s=60)
 
 
 def test_what_does_not_listen_is_killed(tmp_path: Path) -> None:
@@ -94,5 +94,5 @@ def test_a_process_that_was_never_noted_is_found_by_its_exact_command(tmp_path: 
     assert [item.pid for item in found] == [record.pid]
     assert find_by_command({"p": command[:2]}) == []
     assert find_by_command({"p": [*command, "more"]}) == []
-    stop_all(found, grace_s=10)
+    stop_all(found, grace_s=60)
     assert find(record) is None

@@ -11,6 +11,7 @@ from loraport.dev.layout import Layout, Ports, StackError, read_endpoints
 from loraport.dev.processes import ProcessRecord
 from loraport.dev.stack import UpOptions, down, status, up
 from loraport.dev.state import StackState, forget, locked, read_state, write_state
+from tests.e2e.harness import free_port_base
 
 RECORD = ProcessRecord(name="router", pid=123, started=1.5, port=7400)
 
@@ -63,13 +64,14 @@ def test_without_a_stack_clients_are_told_how_to_start_one(tmp_path: Path) -> No
 
 
 def test_a_taken_port_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    # Not among the ports that the kernel chooses from: there a neighbour may be somebody's, and is named first.
+    base = free_port_base()
+    port = base + 20
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         assert accepts(port)
         assert not port_free(port)
-        base = port - 20
         with pytest.raises(StackError, match=f"port {port} .valkey. is taken"):
             up(options(tmp_path, port_base=base), quiet)
     assert not Layout.at(tmp_path).state.exists()
