@@ -47,7 +47,7 @@ FACTOR = 2.5
 HANDOVER_MS = 5.0
 HANDOVERS = 25
 CALLERS = 50
-START_S = 10.0
+START_S = 60.0
 REVISION = "sha256:" + "0" * 64
 
 
@@ -211,7 +211,7 @@ def s3_server(folder: Path) -> Iterator[CountingStore]:
         yield store
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 async def measure(bench: Bench) -> tuple[list[Figure], dict[str, Any]]:

@@ -15,7 +15,7 @@ _spec.loader.exec_module(check)
 @pytest.mark.parametrize("name", list(check.STEPS))
 def test_habits(name: str) -> None:
     done = subprocess.run(
-        check.command(check.STEPS[name]), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        check.command(check.STEPS[name]), cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

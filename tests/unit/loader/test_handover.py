@@ -161,7 +161,7 @@ def talk(path: str, sent: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(PATIENCE_S)
         client.connect(path)
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             client.sendall(sent)
         try:
             return client.recv(10)
