@@ -27,6 +27,7 @@ from services.shared.catalog import (
     RootItem,
     TenantItem,
 )
+from services.shared.futures import fault_of
 from services.shared.quotas import NAMES, Quota
 
 log = structlog.get_logger()
@@ -177,6 +178,7 @@ class CatalogClient:
         """
         if self._next is None:
             self._next = asyncio.create_task(self._ask_epoch(self._asking, timeout_s))
+            self._next.add_done_callback(fault_of)  # whoever waited for it has it, or has left
         question = self._next
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,6 +1,7 @@
 """A miss is answered from a view that is at least as new as the question; many misses are few calls."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import grpc
@@ -59,6 +60,8 @@ async def test_a_late_caller_does_not_join_an_older_question() -> None:
 
 
 async def test_a_registry_that_does_not_answer_is_no_hang() -> None:
+    unseen: list[dict] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
     registry = Registry()
     follower = client(registry)
     assert not await follower.catch_up(0.05)
@@ -68,6 +71,8 @@ async def test_a_registry_that_does_not_answer_is_no_hang() -> None:
     registry.down = False
     follower.view.epoch = 1
     assert await follower.catch_up(60)
+    gc.collect()
+    assert unseen == [], "an answer that nobody waits for any more is no fault"
 
 
 class Told(Registry):
