@@ -36,6 +36,7 @@ from services.shared.errors import LoraportError
 from services.shared.rpc.identity import CertificateAuthorities
 from services.shared.rpc.server import Server
 from services.shared.statements import Record, Ticket, open_ticket, seal
+from tests.support.ports import free_port
 from tests.support.roots import write_root
 from tests.support.translog import FakeLog
 
@@ -337,15 +338,17 @@ class World:
         ca = ADMIN_CA if path.startswith("admin/") else SERVICE_CA
         return make_leaf(ca, uri=f"spiffe://loraport.local/{path}")
 
-    async def serve(self, role: str, *registrations, address: str = "127.0.0.1:0") -> str:
+    async def serve(self, role: str, *registrations) -> str:
+        """Serves where this role did before, if it did: its port is one that nobody is given by chance meanwhile."""
+        address = self.addresses.get(role) or f"127.0.0.1:{free_port()}"
         server = Server(CertificateAuthorities({"service": SERVICE_CA[0], "admin": ADMIN_CA[0]}))
         for register, servicer in registrations:
             server.add(register, servicer)
         certificate, key = self.leaf(f"service/{role}")
-        port = server.listen(address, key=key, certificate=certificate, clients=True)
+        server.listen(address, key=key, certificate=certificate, clients=True)
         await server.start()
         self.servers[role] = server
-        return f"127.0.0.1:{port}"
+        return address
 
     async def start_registry(self) -> None:
         self.addresses["registry"] = await self.serve(
@@ -353,18 +356,13 @@ class World:
             (catalog_stubs.add_CatalogServiceServicer_to_server, self.registry),
             (base_stubs.add_BaseModelServiceServicer_to_server, self.registry),
             *self.registry_services,
-            address=self.addresses.get("registry", "127.0.0.1:0"),
         )
 
     async def start_executor(self, name: str, **knobs) -> FakeExecutor:
         trusted = {self.keys["router"].key_id: self.keys["router"].public_pem}
         executor = self.executors.get(name) or FakeExecutor(name, self.registry.base_id, trusted, **knobs)
         self.executors[name] = executor
-        self.addresses[name] = await self.serve(
-            name,
-            (executor_stubs.add_ExecutorServiceServicer_to_server, executor),
-            address=self.addresses.get(name, "127.0.0.1:0"),
-        )
+        self.addresses[name] = await self.serve(name, (executor_stubs.add_ExecutorServiceServicer_to_server, executor))
         return executor
 
     async def stop_server(self, name: str) -> None:

@@ -40,7 +40,7 @@ async def rig(tmp_path: Path, family) -> AsyncIterator[Rig]:
         yield rig
 
 
-def probe(rig: Rig, revision: str = "", *, ticket: bytes | None = None, timeout: float = 20, **changes: Any) -> Any:
+def probe(rig: Rig, revision: str = "", *, ticket: bytes | None = None, timeout: float = 60, **changes: Any) -> Any:
     fields = {"prompt_token_ids": PROMPT, "continuation_token_ids": REST, "top_logprobs": 2, **changes}
     ticket = rig.ticket(revision) if ticket is None else ticket
     return rig.stub.Probe(pb.ProbeRequest(ticket=ticket, revision_id=revision, **fields), timeout=timeout)

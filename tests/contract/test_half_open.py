@@ -272,6 +272,7 @@ async def test_silent_calls_without_a_name_end(
         async with running() as rig, rig.channel() as link:
             for call in [silent(link, method) for _ in range(guard.MAX_ANONYMOUS_CALLS + 44)]:
                 assert (await outcome(call))[1] in REASONS
+            monkeypatch.setattr(guard, "FIRST_S", HANGS_S)  # a message that comes has time on a busy machine
             assert await rig.check() == SERVING
 
 

@@ -21,7 +21,7 @@ from tests.loader_rig import Rig, State, reason, running, s3_server, s3_store, s
 
 @pytest.fixture
 async def rig(tmp_path: Path, address: str, folder: Path) -> AsyncIterator[Rig]:
-    async with running(tmp_path, address, folder, upload_idle_s=5.0) as rig:
+    async with running(tmp_path, address, folder, upload_idle_s=60.0) as rig:
         yield rig
         await until(lambda: stored(folder, "quarantine") == [])
 
@@ -193,9 +193,12 @@ async def test_client_gone_half_way_leaves_nothing(rig: Rig, folder: Path) -> No
 async def test_upload_that_stalls_is_ended(tmp_path: Path, address: str, folder: Path) -> None:
     async with running(tmp_path, address, folder, upload_idle_s=0.3) as rig:
         bundle = rig.registry.register(seed=14)
-        call = rig.uploads.Upload(timeout=60)
-        await call.write(pb.UploadRequest(session=seal(bundle.session, rig.registry.key)))
-        assert await reason(call) == "DEADLINE_EXCEEDED"
+
+        async def stalls() -> AsyncIterator[object]:
+            yield pb.UploadRequest(session=seal(bundle.session, rig.registry.key))
+            await asyncio.Event().wait()
+
+        assert await reason(rig.uploads.Upload(stalls(), timeout=60)) == "DEADLINE_EXCEEDED"
 
 
 async def test_registry_that_is_slow_to_answer_is_asked_again(rig: Rig) -> None:

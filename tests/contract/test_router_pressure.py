@@ -140,7 +140,10 @@ async def test_callers_that_do_not_read_lose_their_place(world: World) -> None:
             sampling=types_pb2.SamplingParams(max_tokens=40, n=16, logprobs=20),
         )
         metadata = (("authorization", f"Bearer {api_key('acme')}"),)
-        calls = [stubs.InferenceServiceStub(channel).Generate(request, metadata=metadata) for _ in range(3)]
+        calls = []
+        for _ in range(3):
+            calls.append(stubs.InferenceServiceStub(channel).Generate(request, metadata=metadata))
+            await eventually(lambda: executor.requests)  # the first call is the first to run, and to be cut
         for call in calls:
             await call.initial_metadata()
         await eventually(lambda: len(executor.requests) >= 2)

@@ -1,11 +1,9 @@
 """Three routers share a tenant's quotas over a real Valkey; without it each keeps to its part."""
 
 import asyncio
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 import valkey
@@ -16,6 +14,7 @@ from services.router.quota import Quotas, Use
 from services.router.quota_board import KEY, QuotaBoard, decode, encode
 from services.shared.errors import LoraportError
 from services.shared.quotas import Quota
+from tests.support.ports import free_port
 
 
 class Time:
@@ -33,9 +32,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, subprocess.Popen]]:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(valkey_program()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     client = valkey.Valkey(port=port)

@@ -45,7 +45,7 @@ class KeyServer(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         if self.path == "/slow":
-            for _ in range(100):
+            for _ in range(400):
                 self.wfile.write(b" ")
                 time.sleep(0.05)
         self.wfile.write(body)
@@ -160,7 +160,7 @@ async def test_key_sets_are_fetched_within_bounds(
     tmp_path: Path, key_server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch, path: str, opens: bool
 ) -> None:
     if path == "/slow":
-        monkeypatch.setattr(issuers, "FETCH_S", 1.0)
+        monkeypatch.setattr(issuers, "FETCH_S", 3.0)  # the question itself has to get there
     (tmp_path / "ca.pem").write_bytes(SERVICE_CA[0])
     issuer = TokenIssuer(ISSUER, "loraport", key_server[0] + path, ca_file=str(tmp_path / "ca.pem"))
     keys = IssuerKeys(issuer, now=lambda: 0.0)
