@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.small_world import make_small_world
 
@@ -14,8 +14,8 @@ from tests.small_world import make_small_world
 # (peft imports it too). Afterwards the variable is gone again, so that no process that a test starts inherits it.
 os.environ["TRITON_INTERPRET"] = "1"
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("untimed", deadline=None)
+# How long an example takes, or making it does, says how busy the machine is.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent

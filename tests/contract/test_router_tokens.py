@@ -54,6 +54,12 @@ class KeyServer(http.server.BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of keys that answers is waited for, unless a test says how long."""
+    monkeypatch.setattr(issuers, "FETCH_S", 60.0)
+
+
 @pytest.fixture
 def key_server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     certificate, key = World.leaf("service/idp")
@@ -160,7 +166,7 @@ async def test_key_sets_are_fetched_within_bounds(
     tmp_path: Path, key_server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch, path: str, opens: bool
 ) -> None:
     if path == "/slow":
-        monkeypatch.setattr(issuers, "FETCH_S", 3.0)  # the question itself has to get there
+        monkeypatch.setattr(issuers, "FETCH_S", 3.0)  # in which the question itself has to get there
     (tmp_path / "ca.pem").write_bytes(SERVICE_CA[0])
     issuer = TokenIssuer(ISSUER, "loraport", key_server[0] + path, ca_file=str(tmp_path / "ca.pem"))
     keys = IssuerKeys(issuer, now=lambda: 0.0)

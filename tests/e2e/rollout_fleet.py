@@ -62,7 +62,7 @@ class Traffic:
 
     def run(self, number: int) -> None:
         adapter = self.adapters[number % len(self.adapters)]
-        with Client.local(self.stack.data, tenant="acme", timeout=30) as client:
+        with Client.local(self.stack.data, tenant="acme", timeout=120) as client:
             turn = 0
             while not self.stop.is_set():
                 turn += 1
@@ -93,7 +93,7 @@ def traffic(stack: Stack, *adapters: str, talks: int = 0, pause_s: float = 0.0) 
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: len(flow.sent) >= 2 * WORKERS, within_s=60, what="traffic")
+        wait_until(lambda: len(flow.sent) >= 2 * WORKERS, within_s=120, what="traffic")
         yield flow
     finally:
         flow.stop.set()
@@ -139,7 +139,7 @@ class Fleet:
 
     def learn(self, version: int) -> None:
         """Asks for a revision by its id: what it answers when nothing is wrong with it."""
-        with Client.local(self.stack.data, tenant="acme", timeout=60) as client:
+        with Client.local(self.stack.data, tenant="acme", timeout=120) as client:
             revision = self.revisions[version]
             answer = client.generate(PROMPT, revision_id=revision, max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
             self.expected[revision] = answer.token_ids

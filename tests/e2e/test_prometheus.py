@@ -61,7 +61,7 @@ def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield address
     finally:
         os.kill(process.pid, signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
 
 
 def up(address: str) -> int:

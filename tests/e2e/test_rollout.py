@@ -165,7 +165,7 @@ def test_a_rollback_by_hand_is_every_routers_at_once(fleet: Fleet, capsys: pytes
                     return ""
 
             wait_until(
-                lambda: answered(second) == fleet.revisions[fleet.current], within_s=60, what="the second router"
+                lambda: answered(second) == fleet.revisions[fleet.current], within_s=120, what="the second router"
             )
             fleet.start(6, "--steps", "100", "--min-time", "1h")
             fleet.wait("SPLITTING")
@@ -181,7 +181,7 @@ def test_a_rollback_by_hand_is_every_routers_at_once(fleet: Fleet, capsys: pytes
             seen = time.monotonic()
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     assert fleet.status()["state"] == "ROLLED_BACK"
     # In a hurry, but not before both executors have it.
     fleet.stack.ok("alias", "set", "acme/bot", "prod", "--revision", fleet.revisions[6], "--now", "--reason", "hurry")

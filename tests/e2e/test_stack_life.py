@@ -139,7 +139,7 @@ def test_an_interrupted_up_leaves_nothing(tmp_path: Path, tiny: str, number: sig
             what="the start of some processes",
         )
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == 130
