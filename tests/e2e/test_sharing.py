@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.e2e.harness import Stack, add_tenant, publish
+from tests.e2e.harness import Stack, add_tenant, publish, wait_until
 
 
 def test_a_shared_adapter_answers_its_guests_until_it_is_taken_back(stack: Stack, world_dir: Path) -> None:
@@ -19,8 +19,10 @@ def test_a_shared_adapter_answers_its_guests_until_it_is_taken_back(stack: Stack
 
     before = hidden()
     stack.ok("adapter", "share", "hooli/common", "--with", "globex")
+    wait_until(lambda: stack.cli(*ask).code == 0, within_s=120, what="the share")
     assert stack.ok(*ask)["revision_id"] == made["revision_id"]
     stack.ok("adapter", "share", "hooli/common", "--nobody")
+    wait_until(lambda: stack.cli(*ask).code == 1, within_s=120, what="the end of the share")
     assert hidden() == before
     events = stack.ok("audit", "list", "--limit", "2")
     assert [(event["method"], event["reason"]) for event in events] == [
