@@ -167,15 +167,14 @@ def publish(stack: Stack, bundle: Path, tenant: str, name: str, base: str = "tin
     published: dict[str, Any] = stack.ok("adapter", "register", str(bundle), *arguments)
     assert published["state"] == "ACTIVE", published
     revision = published["revision_id"]
-    wait_until(lambda: points_to(stack, tenant, name) == revision, within_s=120, what=f"the router's hearing of {name}")
+    wait_until(lambda: served(stack, tenant, name) == revision, within_s=120, what=f"the router's hearing of {name}")
     return published
 
 
-def points_to(stack: Stack, tenant: str, name: str) -> str:
-    """Returns the revision that `prod` of an adapter is for the router, empty when it knows of none."""
-    try:
-        with Client.local(stack.data, tenant=tenant) as client:
-            aliases = client.get_adapter(f"tenants/{tenant}/adapters/{name}").aliases
-    except LoraportError:
-        return ""
-    return next((alias.revision_id for alias in aliases if alias.alias == "prod"), "")
+def served(stack: Stack, tenant: str, name: str) -> str:
+    """Returns the revision that `prod` of an adapter is for the router, empty when there is none that may serve."""
+    with Client.local(stack.data, tenant=tenant) as client, contextlib.suppress(LoraportError):
+        client.count_tokens("a", adapter=name, alias="prod")
+        aliases = client.get_adapter(f"tenants/{tenant}/adapters/{name}").aliases
+        return next((alias.revision_id for alias in aliases if alias.alias == "prod"), "")
+    return ""
