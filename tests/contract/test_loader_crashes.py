@@ -61,7 +61,7 @@ def test_a_loader_may_be_killed_at_any_operation() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
         env={"PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT}", "PATH": "/usr/bin:/bin"},
     )
