@@ -60,6 +60,12 @@ class Traffic:
     sent: list[Sent] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
 
+    def goes_on(self, at: float) -> None:
+        """Waits until some requests that were sent after a moment have ended."""
+        wait_until(
+            lambda: sum(sent.at > at for sent in list(self.sent)) >= 2 * WORKERS, within_s=120, what="further traffic"
+        )
+
     def run(self, number: int) -> None:
         adapter = self.adapters[number % len(self.adapters)]
         with Client.local(self.stack.data, tenant="acme", timeout=120) as client:

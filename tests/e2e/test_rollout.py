@@ -65,7 +65,7 @@ def test_a_slow_revision_comes_back_by_itself(fleet: Fleet) -> None:
         fleet.start(3)
         back = fleet.wait("ROLLED_BACK")
         ended = time.monotonic()
-        time.sleep(1.5)
+        flow.goes_on(ended + 1.0)
     check(flow, fleet, old=fleet.current, new=3)
     assert not any(sent.error for sent in flow.sent)
     assert any(sent.revision_id == fleet.revisions[3] for sent in flow.sent)
@@ -95,7 +95,7 @@ def test_a_failing_revision_fails_alone_and_comes_back(fleet: Fleet) -> None:
         fleet.start(5)
         fleet.wait("ROLLED_BACK")
         ended = time.monotonic()
-        time.sleep(1.5)
+        flow.goes_on(ended + 1.0)
     check(flow, fleet, old=fleet.current, new=5, failing=frozenset({"INTERNAL"}))
     errors = [sent for sent in flow.sent if sent.error]
     assert errors, "the fault was never met"
