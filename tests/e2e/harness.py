@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 
-from loraport import Client, LoraportError
 from loraport.cli.main import run
 from loraport.dev.health import port_free
 
@@ -162,19 +161,8 @@ def add_tenant(stack: Stack, tenant: str) -> None:
 
 
 def publish(stack: Stack, bundle: Path, tenant: str, name: str, base: str = "tiny") -> dict[str, Any]:
-    """Registers and approves a bundle and points `prod` at it. Returns once the router has heard of it."""
+    """Registers and approves a bundle and points `prod` at it."""
     arguments = ("--tenant", tenant, "--name", name, "--base", base, "--approve", "--alias", "prod")
     published: dict[str, Any] = stack.ok("adapter", "register", str(bundle), *arguments)
     assert published["state"] == "ACTIVE", published
-    revision = published["revision_id"]
-    wait_until(lambda: served(stack, tenant, name) == revision, within_s=120, what=f"the router's hearing of {name}")
     return published
-
-
-def served(stack: Stack, tenant: str, name: str) -> str:
-    """Returns the revision that `prod` of an adapter is for the router, empty when there is none that may serve."""
-    with Client.local(stack.data, tenant=tenant) as client, contextlib.suppress(LoraportError):
-        client.count_tokens("a", adapter=name, alias="prod")
-        aliases = client.get_adapter(f"tenants/{tenant}/adapters/{name}").aliases
-        return next((alias.revision_id for alias in aliases if alias.alias == "prod"), "")
-    return ""
