@@ -77,7 +77,7 @@ class CpuStep:
         self._rotate.argtypes = [pointer] * 4 + [whole] * 4 + [threads]
         self._gated.argtypes = [pointer] * 2 + [whole] * 2 + [threads]
         self._attend.argtypes = [pointer] * 7 + [whole] * 7 + [number, number, threads]
-        self._lora.argtypes = [pointer] * 12 + [whole] * 4 + [threads]
+        self._lora.argtypes = [pointer] * 13 + [whole] * 5 + [threads]
         for function in (self._thin, self._norm, self._rotate, self._gated, self._attend, self._lora):
             function.restype = None
 
@@ -146,10 +146,14 @@ class CpuStep:
     def lora(self, x: torch.Tensor, y: torch.Tensor, step: LoraStep, layer: int) -> None:
         """Add every row's own adapter to y, in place; see `reference.py` for the semantics.
 
-        Shapes: x [rows, in], y [rows, out].
+        Shapes: x [rows, in], y [rows, out]; both float32, or both bfloat16: then y is added to in float32 and rounded
+        once, in the rows that have an adapter.
         Bytes moved: 4 * (in * subs + out) per rank row of the step.
         """
-        self._lora(x.data_ptr(), *step.pool(layer), *step.pointers, y.data_ptr(), *step.sizes, step.threads)
+        wide = None if y.dtype is torch.float32 else step.wide(x.shape[0])
+        self._lora(
+            x.data_ptr(), *step.pool(layer), *step.pointers, y.data_ptr(), wide, x.shape[0], *step.sizes, step.threads
+        )
 
 
 class LoraStep:
@@ -159,7 +163,7 @@ class LoraStep:
     [layers, pool rows, subs, in], b [layers, pool rows, out], scale [layers, pool rows, subs].
     """
 
-    __slots__ = ("_kept", "_layers", "pointers", "sizes", "threads")
+    __slots__ = ("_kept", "_layers", "_wide", "pointers", "sizes", "threads")
 
     def __init__(
         self,
@@ -180,6 +184,7 @@ class LoraStep:
             torch.empty(int(pairs.sum())),
         )
         self._kept = (*pool, *arrays)
+        self._wide: torch.Tensor | None = None  # the step has so many rows in every layer
         # Addresses, not views: three views a call took longer than a small adapter.
         self._layers = tuple((tensor.data_ptr(), 4 * tensor.stride(0)) for tensor in pool)
         self.pointers = tuple(array.data_ptr() for array in arrays)
@@ -188,6 +193,12 @@ class LoraStep:
         width = size * subs + out
         read, computed = int(counts.sum()) * width, int(pairs.sum()) // subs * width
         self.threads = max(_threads(read, _ALONE.rank_numbers), _threads(computed, _ALONE.products))
+
+    def wide(self, rows: int) -> int:
+        """Return where there is room for the float32 numbers of so many rows of x and y."""
+        if self._wide is None:
+            self._wide = torch.empty(rows * (self.sizes[2] + self.sizes[3]))
+        return self._wide.data_ptr()
 
     def pool(self, layer: int) -> tuple[int, ...]:
         """Return where a layer's part of the pool is."""
@@ -263,6 +274,7 @@ def _check(step: CpuStep) -> None:
     turned = (a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None])
     pairs.append((step.rotate(heads, 4, cos, sin), torch.cat(turned, dim=-1)))
     pairs += [_lora_pair(step, some, size, threads) for size in (37, 40) for threads in (1, 2)]
+    pairs.append(_half_pair(step, some))
     if not all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for got, want in pairs):
         raise CompilerMissing("the compiled step computes something else than torch does")
 
@@ -285,6 +297,16 @@ def _lora_pair(
     lora.threads = threads  # one computes everything from x to y, several share an adapter
     step.lora(x, y, lora, 1)
     return y, expected
+
+
+def _half_pair(step: CpuStep, some: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what bfloat16 rows get, and what the same step rounds of float32 rows."""
+    x, y = some(5, 37).bfloat16(), some(5, 29).bfloat16()
+    pool = (some(1, 3, 1, 37), some(1, 3, 29), some(1, 3, 1))
+    lora, wide = LoraStep(pool, [range(5)], [torch.tensor([2, 0])], (29,)), y.float()
+    step.lora(x, y, lora, 0)
+    step.lora(x.float(), wide, lora, 0)
+    return y.float(), wide.bfloat16().float()
 
 
 def _starts(counts: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ class GroupBatch:
     few: slice | torch.Tensor | None
 
     def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
-        """Add to y in place. Shapes: y [rows, sum(out)], x [rows, in]; float32."""
+        """Add to y in place. Shapes: y [rows, sum(out)], x [rows, in]; float32, or what the compiled step takes."""
         for rows, adapter in self.many:
             adapter.add(y[rows], x[rows], layer)
         if self.together is None:
@@ -99,7 +99,7 @@ class LoraBatch:
         part = self.groups.get(group)
         if part is None:
             return
-        if y.dtype is torch.float32:
+        if y.dtype is torch.float32 or (y.dtype is torch.bfloat16 and isinstance(part.together, CompiledRows)):
             part.add(y, x, layer)
             return
         low = self.layout.base_rows

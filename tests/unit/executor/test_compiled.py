@@ -113,6 +113,29 @@ def test_an_adapters_rows_have_the_same_bits_whatever_rows_it_has_beside_them(
         assert torch.equal(got[rows:], y[rows:]), rows
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("size", "widths"), [(23, (7,)), (64, (300, 20))])
+def test_bfloat16_rows_are_added_to_in_float32_and_rounded_once(
+    step: CpuStep, size: int, widths: tuple[int, ...], threads: int
+) -> None:
+    torch.manual_seed(size)
+    subs, out = len(widths), sum(widths)
+    a, b, scale = torch.randn(9, subs, size), torch.randn(9, out), torch.randn(9, subs)
+    x, y = torch.randn(40, size).bfloat16(), torch.randn(40, out).bfloat16()
+    y[3, 0], y[4, 1], y[5, 2], x[6, 0] = float("inf"), float("nan"), -0.0, float("nan")
+    b[:, 2] = 0.0
+    rows, ranks = [range(2, 5), range(5, 30)], [torch.tensor([1, 4]), torch.tensor([7, 0, 3])]
+    lora = LoraStep((a[None], b[None], scale[None]), rows, ranks, widths)
+    lora.threads = threads
+    got, wide = y.clone(), y.float()
+    step.lora(x, got, lora, 0)
+    step.lora(x.float(), wide, lora, 0)
+    assert torch.equal(got.isnan(), wide.isnan())
+    assert torch.equal(got.nan_to_num(), wide.bfloat16().nan_to_num())
+    own = [*range(2), *range(30, 40)]
+    assert torch.equal(got[own], y[own])
+
+
 def test_a_matrix_that_bfloat16_does_not_hold_is_not_read_as_such(step: CpuStep) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(32, 48).bfloat16().float(), torch.randn(2, 48)
@@ -153,10 +176,12 @@ def test_a_bfloat16_base_answers_alike_with_and_without_it(step: CpuStep, tmp_pa
         ("(mine.ranks[k + i] * pool.subs + u) * pool.in", "mine.ranks[k + i] * pool.subs * pool.in"),
         ("{0, mine.own}, own)", "{1, mine.own}, own)"),
         ("case 2: shrink_rows<2>", "case 2: shrink_rows<1>"),
-        ("edges[u + 1], columns_of(mine.count)", "edges[u] + kSlab, columns_of(mine.count)"),
-        ("edges[u + 1], columns_of(count)", "edges[u] + kSlab, columns_of(count)"),
+        ("edges[u + 1], columns_of(mine.count)", "edges[u] + kWide, columns_of(mine.count)"),
+        ("edges[u + 1], columns_of(count)", "edges[u] + kWide, columns_of(count)"),
         ("case 4: along<1, 4>", "case 4: along<1, 3>"),
         ("case 7: along<2, 3>", "case 7: along<2, 2>"),
+        ("(bits >> 16 & 1) + 0x7fff", "0"),
+        ("widen_row(to + r * out, sums + r * out, out);", ""),
     ],
 )
 def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypatch, text: str, instead: str) -> None:

@@ -8,15 +8,23 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace {
 
-constexpr int kWide = 8;    // floats of a vector; compilers split it where the machine's are shorter
+// Floats of a vector; compilers split it where the machine's are shorter.
+#ifdef __AVX512F__
+constexpr int kWide = 16;
+#else
+constexpr int kWide = 8;
+#endif
 constexpr int kBlock = 4;   // rows that share a load of a rank row
 constexpr int kTriple = 3;  // rank rows that share a load of a row: 4 x 3 sums fill the vector registers
 constexpr int kShare = 4 * kTriple;  // rank rows that a thread takes at a time where an adapter has few rows
 constexpr int kAlong = 4;   // rows of an adapter up to which rank rows are best read along, and not copied
-constexpr int kMany = 8;    // rows of an adapter from which arithmetic counts for more than reading its rank rows
+constexpr int kMany = 12;   // rows of an adapter from which arithmetic counts for more than reading its rank rows
 constexpr int kPart = 3;    // of a thread's share of all rank rows: an adapter up to that is one thread's alone
 constexpr int kTile = 48;   // rows that a thread takes at a time then: with 1,536 columns they are 288 KiB
 constexpr int kPiece = 2 * kWide;  // columns of an expand that are kept in registers
@@ -36,7 +44,9 @@ inline Floats load(const float* from) {
 // c + a * b, rounded once where the machine can and twice elsewhere, but everywhere in the same way: left to itself a
 // compiler fuses some of these and not others.
 inline Floats fused(Floats a, Floats b, Floats c) {
-#ifdef __FP_FAST_FMAF
+#ifdef __AVX512F__
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);  // GCC makes sixteen scalar ones of the loop below
+#elif defined(__FP_FAST_FMAF)
   for (int i = 0; i < kWide; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
 #else
@@ -44,12 +54,12 @@ inline Floats fused(Floats a, Floats b, Floats c) {
 #endif
 }
 
-inline Floats all(float value) { return Floats{value, value, value, value, value, value, value, value}; }
+inline Floats all(float value) { return Floats{} + value; }
 
 // A number that is used more than once stays in its register; left to itself a compiler loads it again each time.
 inline void keep(Floats& value) {
 #ifdef __x86_64__
-  asm("" : "+x"(value));
+  asm("" : "+v"(value));
 #endif
 }
 
@@ -77,10 +87,43 @@ inline Floats widen_part(const uint16_t* from, int64_t count) {
   return widen(part);
 }
 
+// Rounded to the nearest, ties to even, as torch does.
+inline Halves narrow(Floats value) {
+  Bits bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits = (bits + ((bits >> 16 & 1) + 0x7fff)) >> 16;
+  return __builtin_convertvector(value != value ? Bits{} + 0x7fc0 : bits, Halves);
+}
+
+inline void widen_row(const uint16_t* from, float* to, int64_t size) {
+  int64_t i = 0;
+  for (; i + kWide <= size; i += kWide) {
+    const Floats wide = widen(from + i);
+    std::memcpy(to + i, &wide, sizeof wide);
+  }
+  const Floats last = widen_part(from + i, size - i);
+  std::memcpy(to + i, &last, (size - i) * sizeof(float));
+}
+
+inline void narrow_row(const float* from, uint16_t* to, int64_t size) {
+  int64_t i = 0;
+  for (; i + kWide <= size; i += kWide) {
+    const Halves some = narrow(load(from + i));
+    std::memcpy(to + i, &some, sizeof some);
+  }
+  const Halves last = narrow(load_part(from + i, size - i));
+  std::memcpy(to + i, &last, (size - i) * sizeof(uint16_t));
+}
+
 inline void store_part(float* to, Floats value, int64_t count) { std::memcpy(to, &value, count * sizeof(float)); }
 
 inline float total(Floats v) {
-  auto four = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+#ifdef __AVX512F__
+  auto eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  auto eight = v;
+#endif
+  auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
   auto two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
   return two[0] + two[1];
 }
@@ -262,10 +305,15 @@ void expand_rows(const float* b, int64_t own, const float* by, float* const* y, 
   }
 }
 
-struct Pool {  // see loraport_lora
+struct Pool {  // see add_adapters
   const float *a, *b, *scale;
   const int64_t* edges;
   int64_t subs, in, out;
+};
+
+struct Rows {  // see add_adapters
+  const int64_t *ranks, *rank_starts, *row_of, *row_starts, *shrink_starts;
+  int64_t adapters;
 };
 
 struct Part {
@@ -387,6 +435,73 @@ void expand(const Pool& pool, float* y, const Own& mine, const float* shrunk, Pa
   }
 }
 
+// y += (x @ A.T * scale) @ B of every row's own adapter, in one of two ways that give the same bits: an adapter that is a
+// large part of the step and has few rows is shared among the threads by its rank rows, which are read once; of all others
+// a thread computes some rows, or all of them, from x to y. Adapter s has the rank rows ranks[rank_starts[s] :
+// rank_starts[s + 1]] of the pool and the rows row_of[row_starts[s] : row_starts[s + 1]] of x [rows, in] and y [rows, out].
+// Pool: a [pool rows, subs, in], b [pool rows, out], scale [pool rows, subs]; sub u owns the columns edges[u] : edges[u + 1].
+// `shrunk` is scratch: adapter s's numbers begin at shrink_starts[s], [sub, row, rank].
+void add_adapters(const Pool& pool, const Rows& which, const float* x, float* y, float* shrunk, int threads) {
+  const auto [ranks, rank_starts, row_of, row_starts, shrink_starts, adapters] = which;
+  const auto [a, b, scale, edges, subs, in, out] = pool;
+  const auto all_of = [&](int64_t s) {
+    return Own{row_of + row_starts[s], ranks + rank_starts[s], row_starts[s + 1] - row_starts[s], rank_starts[s + 1] - rank_starts[s]};
+  };
+  // Tasks of the two ways: rows of an adapter from x to y; some of its rank rows, then some columns.
+  std::vector<Task> tiles, shrinks, expands;
+  int64_t widest = 0;
+  for (int64_t s = 0; s < adapters; ++s) {
+    const auto [rows, _, count, own] = all_of(s);
+    if (count > kAlong) widest = std::max(widest, own);
+    if (count >= kMany) {
+      const int64_t each = ((count + threads - 1) / threads + kBlock - 1) / kBlock * kBlock;
+      for (const Part part : parts(0, count, std::min<int64_t>(each, kTile))) tiles.push_back({s, 0, part});
+    } else if (threads == 1 || own * kPart * threads <= rank_starts[adapters]) {
+      tiles.push_back({s, 0, {0, count}});
+    } else {
+      for (int64_t u = 0; u < subs; ++u) {
+        for (const Part part : parts(0, own, kShare)) shrinks.push_back({s, u, part});
+        for (const Part part : parts(edges[u], edges[u + 1], columns_of(count))) expands.push_back({s, u, part});
+      }
+    }
+  }
+  // The largest first: what is left when a thread has nothing more to do is small.
+  const auto size_of = [&](const Task& task) { return all_of(task.adapter).own * (task.part.to - task.part.from + kBlock); };
+  std::stable_sort(tiles.begin(), tiles.end(), [&](const Task& one, const Task& two) { return size_of(one) > size_of(two); });
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<float> slab(widest * kSlab);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      const auto [s, _, rows] = tiles[t];
+      Own mine = all_of(s);
+      mine.rows += rows.from;
+      mine.count = rows.to - rows.from;
+      // All subs of a tile put their numbers into one place, one after the other.
+      float* own = shrunk + shrink_starts[s] + rows.from * mine.own;
+      for (int64_t u = 0; u < subs; ++u) {
+        shrink(pool, x, mine, u, {0, mine.own}, own);
+        for (const Part part : parts(edges[u], edges[u + 1], columns_of(mine.count))) expand(pool, y, mine, own, part, slab.data());
+      }
+    }
+    // Threads wait for one another as seldom as can be: each time costs more than a small adapter.
+    if (!shrinks.empty()) {
+#pragma omp for schedule(dynamic, 1)
+      for (size_t t = 0; t < shrinks.size(); ++t) {
+        const auto [s, u, some] = shrinks[t];
+        const Own mine = all_of(s);
+        shrink(pool, x, mine, u, some, shrunk + shrink_starts[s] + u * mine.count * mine.own);
+      }
+#pragma omp for schedule(dynamic, 1) nowait
+      for (size_t t = 0; t < expands.size(); ++t) {
+        const auto [s, u, columns] = expands[t];
+        const Own mine = all_of(s);
+        expand(pool, y, mine, shrunk + shrink_starts[s] + u * mine.count * mine.own, columns, slab.data());
+      }
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -503,73 +618,27 @@ void loraport_attend(const float* q, const float* keys, const float* values, con
   }
 }
 
-// y += (x @ A.T * scale) @ B of every row's own adapter, in one of two ways that give the same bits: an adapter that is a
-// large part of the step and has few rows is shared among the threads by its rank rows, which are read once; of all others
-// a thread computes some rows, or all of them, from x to y. Adapter s has the rank rows ranks[rank_starts[s] :
-// rank_starts[s + 1]] of the pool and the rows row_of[row_starts[s] : row_starts[s + 1]] of x [rows, in] and y [rows, out].
-// Pool: a [pool rows, subs, in], b [pool rows, out], scale [pool rows, subs]; sub u owns the columns edges[u] : edges[u + 1].
-// `shrunk` is scratch: adapter s's numbers begin at shrink_starts[s], [sub, row, rank].
-void loraport_lora(const float* x, const float* a, const float* b, const float* scale, const int64_t* ranks,
+// y += (x @ A.T * scale) @ B of every row's own adapter, see `add_adapters`. With `wide` x and y are bfloat16, and wide is
+// room for the float32 numbers of `rows` rows of both: y is rounded once, in the rows that have an adapter.
+void loraport_lora(const void* x, const float* a, const float* b, const float* scale, const int64_t* ranks,
                    const int64_t* rank_starts, const int64_t* row_of, const int64_t* row_starts, const int64_t* edges,
-                   const int64_t* shrink_starts, float* shrunk, float* y, int64_t adapters, int64_t subs, int64_t in,
-                   int64_t out, int threads) {
+                   const int64_t* shrink_starts, float* shrunk, void* y, float* wide, int64_t rows, int64_t adapters,
+                   int64_t subs, int64_t in, int64_t out, int threads) {
   const Pool pool{a, b, scale, edges, subs, in, out};
-  const auto all_of = [&](int64_t s) {
-    return Own{row_of + row_starts[s], ranks + rank_starts[s], row_starts[s + 1] - row_starts[s], rank_starts[s + 1] - rank_starts[s]};
-  };
-  // Tasks of the two ways: rows of an adapter from x to y; some of its rank rows, then some columns.
-  std::vector<Task> tiles, shrinks, expands;
-  int64_t widest = 0;
-  for (int64_t s = 0; s < adapters; ++s) {
-    const auto [rows, _, count, own] = all_of(s);
-    if (count > kAlong) widest = std::max(widest, own);
-    if (count >= kMany) {
-      const int64_t each = ((count + threads - 1) / threads + kBlock - 1) / kBlock * kBlock;
-      for (const Part part : parts(0, count, std::min<int64_t>(each, kTile))) tiles.push_back({s, 0, part});
-    } else if (threads == 1 || own * kPart * threads <= rank_starts[adapters]) {
-      tiles.push_back({s, 0, {0, count}});
-    } else {
-      for (int64_t u = 0; u < subs; ++u) {
-        for (const Part part : parts(0, own, kShare)) shrinks.push_back({s, u, part});
-        for (const Part part : parts(edges[u], edges[u + 1], columns_of(count))) expands.push_back({s, u, part});
-      }
-    }
+  const Rows which{ranks, rank_starts, row_of, row_starts, shrink_starts, adapters};
+  if (!wide) return add_adapters(pool, which, static_cast<const float*>(x), static_cast<float*>(y), shrunk, threads);
+  const auto* from = static_cast<const uint16_t*>(x);
+  auto* to = static_cast<uint16_t*>(y);
+  float* const sums = wide + rows * in;
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < row_starts[adapters]; ++i) {
+    const int64_t r = row_of[i];
+    widen_row(from + r * in, wide + r * in, in);
+    widen_row(to + r * out, sums + r * out, out);
   }
-  // The largest first: what is left when a thread has nothing more to do is small.
-  const auto size_of = [&](const Task& task) { return all_of(task.adapter).own * (task.part.to - task.part.from + kBlock); };
-  std::stable_sort(tiles.begin(), tiles.end(), [&](const Task& one, const Task& two) { return size_of(one) > size_of(two); });
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<float> slab(widest * kSlab);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (size_t t = 0; t < tiles.size(); ++t) {
-      const auto [s, _, rows] = tiles[t];
-      Own mine = all_of(s);
-      mine.rows += rows.from;
-      mine.count = rows.to - rows.from;
-      // All subs of a tile put their numbers into one place, one after the other.
-      float* own = shrunk + shrink_starts[s] + rows.from * mine.own;
-      for (int64_t u = 0; u < subs; ++u) {
-        shrink(pool, x, mine, u, {0, mine.own}, own);
-        for (const Part part : parts(edges[u], edges[u + 1], columns_of(mine.count))) expand(pool, y, mine, own, part, slab.data());
-      }
-    }
-    // Threads wait for one another as seldom as can be: each time costs more than a small adapter.
-    if (!shrinks.empty()) {
-#pragma omp for schedule(dynamic, 1)
-      for (size_t t = 0; t < shrinks.size(); ++t) {
-        const auto [s, u, some] = shrinks[t];
-        const Own mine = all_of(s);
-        shrink(pool, x, mine, u, some, shrunk + shrink_starts[s] + u * mine.count * mine.own);
-      }
-#pragma omp for schedule(dynamic, 1) nowait
-      for (size_t t = 0; t < expands.size(); ++t) {
-        const auto [s, u, columns] = expands[t];
-        const Own mine = all_of(s);
-        expand(pool, y, mine, shrunk + shrink_starts[s] + u * mine.count * mine.own, columns, slab.data());
-      }
-    }
-  }
+  add_adapters(pool, which, wide, sums, shrunk, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < row_starts[adapters]; ++i) narrow_row(sums + row_of[i] * out, to + row_of[i] * out, out);
 }
 
 }  // extern "C"
