@@ -99,7 +99,8 @@ class LoraBatch:
         part = self.groups.get(group)
         if part is None:
             return
-        if y.dtype is torch.float32 or (y.dtype is torch.bfloat16 and isinstance(part.together, CompiledRows)):
+        halves = y.dtype is x.dtype is torch.bfloat16 and y.is_contiguous()
+        if y.dtype is torch.float32 or (halves and isinstance(part.together, CompiledRows)):
             part.add(y, x, layer)
             return
         low = self.layout.base_rows

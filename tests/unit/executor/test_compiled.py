@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from services.executor.engine.backend import cpu_backend
 from services.executor.kernels import compiled
 from services.executor.kernels.compiled import SOURCE, THIN_ROWS, CompilerMissing, CpuStep, LoraStep, load_step
+from services.executor.kernels.shrink_expand import CompiledRows
+from services.executor.model import lora_linear
+from services.executor.model.native import load_native
 from services.executor.model.products import Linear
 from services.executor.request import Sampling
 from tests.support.compiled import compiled_step
-from tests.support.harness import open_world
+from tests.support.harness import SMALL, World, open_world
 from tests.support.tiny import ALL, make_adapter, make_base, prompt_of, read_bundle
 
 
@@ -163,6 +167,31 @@ def test_a_bfloat16_base_answers_alike_with_and_without_it(step: CpuStep, tmp_pa
         world.assert_idle()
         answers.append([(world.transcripts[f"q{i}"].tokens, world.transcripts[f"q{i}"].logprobs) for i in range(6)])
     assert [tokens for tokens, _ in answers[0]] == [tokens for tokens, _ in answers[1]]
+
+
+class Copying(CompiledRows):
+    """Makes what it is named after, and is none: so rows that are not float32 are copied for it."""
+
+    def __new__(cls, *arguments: object) -> CompiledRows:
+        return CompiledRows(*arguments)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_a_step_in_bfloat16_has_the_bits_of_copied_rows(step: CpuStep, tmp_path, monkeypatch, kind: str) -> None:
+    base = make_base(tmp_path / "base", kind, seed=5)
+    make_adapter(base, tmp_path / "one", seed=4, r=5, lora_alpha=7, target_modules=ALL)
+    adapter, answers = read_bundle(base, tmp_path / "one"), []
+    for rows in (CompiledRows, Copying):
+        monkeypatch.setattr(lora_linear, "CompiledRows", rows)
+        # The base's own products are torch's then, and only its adapters the compiled step's.
+        world = World(load_native(tmp_path / "base", dtype=torch.bfloat16), SMALL, cpu_backend(step))
+        world.load(adapter.host())
+        for i in range(6):
+            revision = adapter.revision_id if i % 2 else None
+            world.submit(f"q{i}", prompt_of(3 + 9 * i), revision, sampling=Sampling(max_tokens=6 + 4 * i, logprobs=1))
+        world.finish()
+        answers.append([(world.transcripts[f"q{i}"].tokens, world.transcripts[f"q{i}"].logprobs) for i in range(6)])
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
