@@ -77,7 +77,9 @@ class CpuStep:
         self._rotate.argtypes = [pointer] * 4 + [whole] * 4 + [threads]
         self._gated.argtypes = [pointer] * 2 + [whole] * 2 + [threads]
         self._attend.argtypes = [pointer] * 7 + [whole] * 7 + [number, number, threads]
-        self._lora.argtypes = [pointer] * 13 + [whole] * 5 + [threads]
+        self._lora.argtypes = [pointer] * 13 + [whole] * 4 + [threads]
+        self._wide_rows, self._wide = library.loraport_wide_rows, torch.empty(0)
+        self._wide_rows.argtypes, self._wide_rows.restype = [threads], whole
         for function in (self._thin, self._norm, self._rotate, self._gated, self._attend, self._lora):
             function.restype = None
 
@@ -150,10 +152,15 @@ class CpuStep:
         once, in the rows that have an adapter.
         Bytes moved: 4 * (in * subs + out) per rank row of the step.
         """
-        wide = None if y.dtype is torch.float32 else step.wide(x.shape[0])
-        self._lora(
-            x.data_ptr(), *step.pool(layer), *step.pointers, y.data_ptr(), wide, x.shape[0], *step.sizes, step.threads
-        )
+        wide = None if y.dtype is torch.float32 else self._wide_of(step)
+        self._lora(x.data_ptr(), *step.pool(layer), *step.pointers, y.data_ptr(), wide, *step.sizes, step.threads)
+
+    def _wide_of(self, step: LoraStep) -> int:
+        """Return where there is room for what a step has of x and y in float32 at a time."""
+        size = self._wide_rows(step.threads) * (step.sizes[2] + step.sizes[3])
+        if len(self._wide) < size:
+            self._wide = torch.empty(size)
+        return self._wide.data_ptr()
 
 
 class LoraStep:
@@ -163,7 +170,7 @@ class LoraStep:
     [layers, pool rows, subs, in], b [layers, pool rows, out], scale [layers, pool rows, subs].
     """
 
-    __slots__ = ("_kept", "_layers", "_wide", "pointers", "sizes", "threads")
+    __slots__ = ("_kept", "_layers", "pointers", "sizes", "threads")
 
     def __init__(
         self,
@@ -184,7 +191,6 @@ class LoraStep:
             torch.empty(int(pairs.sum())),
         )
         self._kept = (*pool, *arrays)
-        self._wide: torch.Tensor | None = None  # the step has so many rows in every layer
         # Addresses, not views: three views a call took longer than a small adapter.
         self._layers = tuple((tensor.data_ptr(), 4 * tensor.stride(0)) for tensor in pool)
         self.pointers = tuple(array.data_ptr() for array in arrays)
@@ -193,12 +199,6 @@ class LoraStep:
         width = size * subs + out
         read, computed = int(counts.sum()) * width, int(pairs.sum()) // subs * width
         self.threads = max(_threads(read, _ALONE.rank_numbers), _threads(computed, _ALONE.products))
-
-    def wide(self, rows: int) -> int:
-        """Return where there is room for the float32 numbers of so many rows of x and y."""
-        if self._wide is None:
-            self._wide = torch.empty(rows * (self.sizes[2] + self.sizes[3]))
-        return self._wide.data_ptr()
 
     def pool(self, layer: int) -> tuple[int, ...]:
         """Return where a layer's part of the pool is."""

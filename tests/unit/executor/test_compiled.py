@@ -210,7 +210,7 @@ def test_a_step_in_bfloat16_has_the_bits_of_copied_rows(step: CpuStep, tmp_path,
         ("case 4: along<1, 4>", "case 4: along<1, 3>"),
         ("case 7: along<2, 3>", "case 7: along<2, 2>"),
         ("(bits >> 16 & 1) + 0x7fff", "0"),
-        ("widen_row(to + r * out, sums + r * out, out);", ""),
+        ("widen_row(half->y + given[i] * out, tile_y + i * out, out);", ""),
     ],
 )
 def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypatch, text: str, instead: str) -> None:

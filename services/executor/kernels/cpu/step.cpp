@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <vector>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
+
+extern "C" int omp_get_thread_num(void);
 
 namespace {
 
@@ -316,6 +319,12 @@ struct Rows {  // see add_adapters
   int64_t adapters;
 };
 
+struct HalfRows {  // x and y in bfloat16, and room for the float32 numbers of wide_rows(threads) rows of both
+  const uint16_t* x;
+  uint16_t* y;
+  float* wide;
+};
+
 struct Part {
   int64_t from, to;
 };
@@ -441,7 +450,12 @@ void expand(const Pool& pool, float* y, const Own& mine, const float* shrunk, Pa
 // rank_starts[s + 1]] of the pool and the rows row_of[row_starts[s] : row_starts[s + 1]] of x [rows, in] and y [rows, out].
 // Pool: a [pool rows, subs, in], b [pool rows, out], scale [pool rows, subs]; sub u owns the columns edges[u] : edges[u + 1].
 // `shrunk` is scratch: adapter s's numbers begin at shrink_starts[s], [sub, row, rank].
-void add_adapters(const Pool& pool, const Rows& which, const float* x, float* y, float* shrunk, int threads) {
+// Rows for which there is room: a tile of each thread, and those of shared adapters, of which there are fewer than
+// kPart for each thread with fewer than kMany rows each.
+int64_t wide_rows(int64_t threads) { return threads * (kTile + kPart * kMany); }
+
+void add_adapters(const Pool& pool, const Rows& which, const float* x, float* y, const HalfRows* half, float* shrunk,
+                  int threads) {
   const auto [ranks, rank_starts, row_of, row_starts, shrink_starts, adapters] = which;
   const auto [a, b, scale, edges, subs, in, out] = pool;
   const auto all_of = [&](int64_t s) {
@@ -449,9 +463,11 @@ void add_adapters(const Pool& pool, const Rows& which, const float* x, float* y,
   };
   // Tasks of the two ways: rows of an adapter from x to y; some of its rank rows, then some columns.
   std::vector<Task> tiles, shrinks, expands;
+  std::vector<int64_t> shared, places(adapters);  // rows of shared adapters; where in them an adapter's begin
   int64_t widest = 0;
   for (int64_t s = 0; s < adapters; ++s) {
     const auto [rows, _, count, own] = all_of(s);
+    places[s] = shared.size();
     if (count > kAlong) widest = std::max(widest, own);
     if (count >= kMany) {
       const int64_t each = ((count + threads - 1) / threads + kBlock - 1) / kBlock * kBlock;
@@ -459,6 +475,7 @@ void add_adapters(const Pool& pool, const Rows& which, const float* x, float* y,
     } else if (threads == 1 || own * kPart * threads <= rank_starts[adapters]) {
       tiles.push_back({s, 0, {0, count}});
     } else {
+      shared.insert(shared.end(), rows, rows + count);
       for (int64_t u = 0; u < subs; ++u) {
         for (const Part part : parts(0, own, kShare)) shrinks.push_back({s, u, part});
         for (const Part part : parts(edges[u], edges[u + 1], columns_of(count))) expands.push_back({s, u, part});
@@ -468,35 +485,74 @@ void add_adapters(const Pool& pool, const Rows& which, const float* x, float* y,
   // The largest first: what is left when a thread has nothing more to do is small.
   const auto size_of = [&](const Task& task) { return all_of(task.adapter).own * (task.part.to - task.part.from + kBlock); };
   std::stable_sort(tiles.begin(), tiles.end(), [&](const Task& one, const Task& two) { return size_of(one) > size_of(two); });
+  std::vector<int64_t> order(std::max<int64_t>(kTile, shared.size()));
+  std::iota(order.begin(), order.end(), 0);
+  const int64_t some_rows = shared.size();
+  float* const shared_x = half ? half->wide + threads * kTile * (in + out) : nullptr;
+  float* const shared_y = half ? shared_x + some_rows * in : nullptr;
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> slab(widest * kSlab);
+    const float* from = x;
+    float* to = y;
+    float *tile_x = nullptr, *tile_y = nullptr;
+    if (half) {
+      from = tile_x = half->wide + omp_get_thread_num() * kTile * (in + out);
+      to = tile_y = tile_x + kTile * in;
+    }
 #pragma omp for schedule(dynamic, 1) nowait
     for (size_t t = 0; t < tiles.size(); ++t) {
       const auto [s, _, rows] = tiles[t];
       Own mine = all_of(s);
       mine.rows += rows.from;
       mine.count = rows.to - rows.from;
+      const int64_t* const given = mine.rows;
+      if (half) {  // the tile stays in the cache from the first of its numbers to the last
+        for (int64_t i = 0; i < mine.count; ++i) {
+          widen_row(half->x + given[i] * in, tile_x + i * in, in);
+          widen_row(half->y + given[i] * out, tile_y + i * out, out);
+        }
+        mine.rows = order.data();
+      }
       // All subs of a tile put their numbers into one place, one after the other.
       float* own = shrunk + shrink_starts[s] + rows.from * mine.own;
       for (int64_t u = 0; u < subs; ++u) {
-        shrink(pool, x, mine, u, {0, mine.own}, own);
-        for (const Part part : parts(edges[u], edges[u + 1], columns_of(mine.count))) expand(pool, y, mine, own, part, slab.data());
+        shrink(pool, from, mine, u, {0, mine.own}, own);
+        for (const Part part : parts(edges[u], edges[u + 1], columns_of(mine.count))) expand(pool, to, mine, own, part, slab.data());
       }
+      for (int64_t i = 0; half && i < mine.count; ++i) narrow_row(tile_y + i * out, half->y + given[i] * out, out);
     }
     // Threads wait for one another as seldom as can be: each time costs more than a small adapter.
     if (!shrinks.empty()) {
+      const auto own_of = [&](int64_t s) {
+        Own mine = all_of(s);
+        if (half) mine.rows = order.data() + places[s];
+        return mine;
+      };
+      if (half) {
+        from = shared_x;
+        to = shared_y;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < some_rows; ++i) {
+          widen_row(half->x + shared[i] * in, shared_x + i * in, in);
+          widen_row(half->y + shared[i] * out, shared_y + i * out, out);
+        }
+      }
 #pragma omp for schedule(dynamic, 1)
       for (size_t t = 0; t < shrinks.size(); ++t) {
         const auto [s, u, some] = shrinks[t];
-        const Own mine = all_of(s);
-        shrink(pool, x, mine, u, some, shrunk + shrink_starts[s] + u * mine.count * mine.own);
+        const Own mine = own_of(s);
+        shrink(pool, from, mine, u, some, shrunk + shrink_starts[s] + u * mine.count * mine.own);
       }
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, 1)
       for (size_t t = 0; t < expands.size(); ++t) {
         const auto [s, u, columns] = expands[t];
-        const Own mine = all_of(s);
-        expand(pool, y, mine, shrunk + shrink_starts[s] + u * mine.count * mine.own, columns, slab.data());
+        const Own mine = own_of(s);
+        expand(pool, to, mine, shrunk + shrink_starts[s] + u * mine.count * mine.own, columns, slab.data());
+      }
+      if (half) {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < some_rows; ++i) narrow_row(shared_y + i * out, half->y + shared[i] * out, out);
       }
     }
   }
@@ -618,27 +674,20 @@ void loraport_attend(const float* q, const float* keys, const float* values, con
   }
 }
 
-// y += (x @ A.T * scale) @ B of every row's own adapter, see `add_adapters`. With `wide` x and y are bfloat16, and wide is
-// room for the float32 numbers of `rows` rows of both: y is rounded once, in the rows that have an adapter.
+// How many rows of x and y there must be room for in `wide` of loraport_lora.
+int64_t loraport_wide_rows(int threads) { return wide_rows(threads); }
+
+// y += (x @ A.T * scale) @ B of every row's own adapter, see `add_adapters`. With `wide`, room for some float32 rows of x and
+// y, these are bfloat16: y is rounded once, in the rows that have an adapter.
 void loraport_lora(const void* x, const float* a, const float* b, const float* scale, const int64_t* ranks,
                    const int64_t* rank_starts, const int64_t* row_of, const int64_t* row_starts, const int64_t* edges,
-                   const int64_t* shrink_starts, float* shrunk, void* y, float* wide, int64_t rows, int64_t adapters,
-                   int64_t subs, int64_t in, int64_t out, int threads) {
+                   const int64_t* shrink_starts, float* shrunk, void* y, float* wide, int64_t adapters, int64_t subs,
+                   int64_t in, int64_t out, int threads) {
   const Pool pool{a, b, scale, edges, subs, in, out};
   const Rows which{ranks, rank_starts, row_of, row_starts, shrink_starts, adapters};
-  if (!wide) return add_adapters(pool, which, static_cast<const float*>(x), static_cast<float*>(y), shrunk, threads);
-  const auto* from = static_cast<const uint16_t*>(x);
-  auto* to = static_cast<uint16_t*>(y);
-  float* const sums = wide + rows * in;
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < row_starts[adapters]; ++i) {
-    const int64_t r = row_of[i];
-    widen_row(from + r * in, wide + r * in, in);
-    widen_row(to + r * out, sums + r * out, out);
-  }
-  add_adapters(pool, which, wide, sums, shrunk, threads);
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < row_starts[adapters]; ++i) narrow_row(sums + row_of[i] * out, to + row_of[i] * out, out);
+  const HalfRows half{static_cast<const uint16_t*>(x), static_cast<uint16_t*>(y), wide};
+  add_adapters(pool, which, wide ? nullptr : static_cast<const float*>(x), wide ? nullptr : static_cast<float*>(y),
+               wide ? &half : nullptr, shrunk, threads);
 }
 
 }  // extern "C"
