@@ -61,7 +61,7 @@ inline Floats all(float value) { return Floats{} + value; }
 
 // A number that is used more than once stays in its register; left to itself a compiler loads it again each time.
 inline void keep(Floats& value) {
-#ifdef __x86_64__
+#ifdef __AVX__  // without it a value is in two registers, and nothing is gained
   asm("" : "+v"(value));
 #endif
 }
