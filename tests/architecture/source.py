@@ -24,22 +24,27 @@ class Module:
     def line_count(self) -> int:
         return len(self.path.read_text().splitlines())
 
-    def imports(self) -> set[str]:
+    def imports(self) -> frozenset[str]:
         """Returns every imported module's full name, also those imported within functions."""
-        found: set[str] = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{self.name}: relative import in line {node.lineno}"
-                found.add(node.module or "")
-                found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        return found
+        return _imports(self)
 
 
 @cache
 def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
+
+
+@cache
+def _imports(module: Module) -> frozenset[str]:
+    found: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module.name}: relative import in line {node.lineno}"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
 @cache
