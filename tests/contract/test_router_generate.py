@@ -20,10 +20,11 @@ from loraport import (
     UnavailableError,
 )
 from loraport.errors import LoraportError as ClientError
+from loraport.executor.v1 import executor_service_pb2 as epb
 from loraport.registry.v1 import catalog_service_pb2 as cpb
 from services.router import executor_client
 from services.shared.errors import LoraportError
-from tests.contract.router_world import CONTEXT, World, api_key, digest, eventually
+from tests.contract.router_world import CONTEXT, World, api_key, digest, eventually, said
 
 PIRATE = digest("acme/pirate/1")
 
@@ -327,3 +328,36 @@ async def test_a_revoked_revision_is_a_reason_for_its_owner_only(world: World) -
         assert (caught.value.reason, caught.value.metadata["state"]) == ("REVISION_NOT_ACTIVE", "REVOKED")
         with pytest.raises(NotFoundError):
             await globex.generate("x", revision_id=PIRATE)
+
+
+OLD_TOKENS = epb.ExecuteResponse.FromString(b"\x12\x03\x12\x01\x32")  # before messages had lists of events
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        epb.ExecuteResponse(),
+        OLD_TOKENS,
+        epb.ExecuteResponse(events=[epb.ExecuteResponse.Event()]),
+        said(started=epb.ExecuteResponse.Started(revision_id=PIRATE)),
+        said(tokens=epb.ExecuteResponse.Tokens(index=5, token_ids=[1])),
+        said(finished=epb.ExecuteResponse.Finished(index=-1)),
+    ],
+    ids=["empty", "old", "unknown", "again", "index", "negative"],
+)
+async def test_what_an_executor_may_not_say_ends_that_request_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, wrong: epb.ExecuteResponse
+) -> None:
+    executor = world.executors["e0"]
+    executor.reply = [50]
+
+    async def says(*_: object) -> AsyncIterator[epb.ExecuteResponse]:
+        yield wrong
+
+    async with world.client() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(executor, "_answer", says)
+            with pytest.raises(InternalError):
+                await client.generate("the", adapter="pirate")
+        await eventually(lambda: executor.running == 0)
+        assert (await client.generate("the", adapter="pirate", max_tokens=1)).token_ids == (50,)
