@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -242,7 +242,7 @@ class FakeRegistry(AdapterServiceServicer, BaseModelServiceServicer, CatalogServ
 
 @dataclass
 class Rig:
-    """A running loader. `executor(name)` is a stub under an executor's identity, `uploads` one without any."""
+    """A running loader. `executor(name)` is a stub under an executor's identity, `uploads` and `threaded` are without any."""
 
     service: LoaderService
     registry: FakeRegistry
@@ -250,6 +250,7 @@ class Rig:
     folder: Path
     store_address: str
     uploads: LoaderServiceStub
+    threaded: LoaderServiceStub
     executor: Callable[..., LoaderServiceStub]
     loader_key: SigningKey
 
@@ -259,7 +260,18 @@ class Rig:
             bundle.config if settings is None else settings,
             bundle.weights if content is None else content,
         )
-        return await self.uploads.Upload(iter(parts), timeout=60)
+        return await self.send(parts)
+
+    async def send(self, parts: Iterable[Any]) -> Any:
+        """Uploads these messages, whatever they are.
+
+        From a thread of the library's: its asyncio client forgets a refusal that came while it was still sending.
+        """
+        call: Any = self.threaded.Upload.future(iter(parts), timeout=60)  # type: ignore[attr-defined]
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        call.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+        await ended.wait()
+        return call.result()
 
     async def activate(self, bundle: Bundle) -> None:
         await self.registry.move(bundle.revision_id, State.STATE_ACTIVE)
@@ -338,12 +350,15 @@ async def running(
             )
         return LoaderServiceStub(channels[name])
 
-    channels[""] = grpc.aio.secure_channel(f"127.0.0.1:{service.upload_port}", grpc.ssl_channel_credentials(ca[0]))
-    uploads = LoaderServiceStub(channels[""])
+    address, public = f"127.0.0.1:{service.upload_port}", grpc.ssl_channel_credentials(ca[0])
+    channels[""] = grpc.aio.secure_channel(address, public)
+    link = grpc.secure_channel(address, public)
+    uploads, threaded = LoaderServiceStub(channels[""]), LoaderServiceStub(link)
     try:
-        yield Rig(service, registry, registry_server, folder, store_address, uploads, executor, loader_key)
+        yield Rig(service, registry, registry_server, folder, store_address, uploads, threaded, executor, loader_key)
     finally:
         await asyncio.gather(*(channel.close() for channel in channels.values()))
+        link.close()
         await service.stop()
         await registry_server.stop(0)
 

@@ -31,6 +31,7 @@ from tests.support.telemetry import Seen, recording
 
 AUTHORITIES = CertificateAuthorities({"service": make_ca("service")[0], "admin": make_ca("admin")[0]})
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 HEALTH = health_pb2.HealthCheckRequest()
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 # What never ends is the failure; how long the rest takes says how busy the machine is.
@@ -117,8 +118,7 @@ class Rig:
             door.add_registered_method_handlers(service, {name: handler})
 
     def channel(self) -> grpc.aio.Channel:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=options)
+        return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=OPTIONS)
 
     async def check(self) -> int:
         async with self.channel() as link:
@@ -177,11 +177,12 @@ def silent(link: grpc.aio.Channel, method: str, key: dict[str, str] | None = Non
 
 async def outcome(call: Any) -> tuple[grpc.StatusCode, str]:
     """Waits for a call to fail. Returns its code and reason."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(grpc.RpcError) as caught:
         async with asyncio.timeout(HANGS_S):
             await call
-    assert dict(caught.value.trailing_metadata()), f"not a status of ours: {caught.value.code()}"
-    return caught.value.code(), reason(caught.value)
+    error: Any = caught.value
+    assert dict(error.trailing_metadata()), f"not a status of ours: {error.code()}"
+    return error.code(), reason(error)
 
 
 # Health that nobody reads.
@@ -358,13 +359,22 @@ def test_a_minute_is_enough_to_read() -> None:
 
 
 async def ask(rig: Rig, kind: str, message: bytes | None, key: dict[str, str], method: str = "") -> list[bytes]:
-    """Makes a call with a message as it is, or with none. Returns the answers."""
+    """Makes a call with a message as it is, or with none. Returns the answers.
+
+    In a thread: the library's asyncio client forgets what it was told where that came while it was still sending.
+    """
     # A stream of none is the same on the wire as a unary call without its message.
     way = kind if message is not None else kind.replace("unary", "stream", 1)
-    said: Any = [] if message is None else message if way.startswith("unary") else [message]
-    async with rig.channel() as link, asyncio.timeout(HANGS_S):
-        call = getattr(link, way)(method or METHODS[kind])(said, metadata=tuple(key.items()), timeout=HANGS_S)
-        return [await call] if way.endswith("_unary") else [answer async for answer in call]
+    said: Any = iter([]) if message is None else message if way.startswith("unary") else iter([message])
+
+    def call() -> list[bytes]:
+        with grpc.insecure_channel(f"127.0.0.1:{rig.port}", OPTIONS) as link:
+            answer: Any = getattr(link, way)(method or METHODS[kind])(
+                said, metadata=tuple(key.items()), timeout=HANGS_S
+            )
+            return [answer] if way.endswith("_unary") else list(answer)
+
+    return await asyncio.to_thread(call)
 
 
 @pytest.mark.parametrize("kind", METHODS)

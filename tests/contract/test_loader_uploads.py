@@ -138,13 +138,13 @@ async def test_parts_out_of_order_are_refused(rig: Rig) -> None:
     bundle = rig.registry.register(seed=8)
     session = seal(bundle.session, rig.registry.key)
     parts = upload_parts(session, bundle.config, bundle.weights)
-    assert await reason(rig.uploads.Upload(iter(parts[1:]), timeout=60)) == "INVALID_REQUEST"
-    assert await reason(rig.uploads.Upload(iter([parts[0], *reversed(parts)]), timeout=60)) == "INVALID_REQUEST"
-    assert await reason(rig.uploads.Upload(iter([]), timeout=60)) == "INVALID_REQUEST"
+    assert await reason(rig.send(parts[1:])) == "INVALID_REQUEST"
+    assert await reason(rig.send([parts[0], *reversed(parts)])) == "INVALID_REQUEST"
+    assert await reason(rig.send([])) == "INVALID_REQUEST"
     unknown = pb.UploadRequest(chunk=pb.FileChunk(data=b"x"))
-    assert await reason(rig.uploads.Upload(iter([parts[0], unknown]), timeout=60)) == "INVALID_REQUEST"
+    assert await reason(rig.send([parts[0], unknown])) == "INVALID_REQUEST"
     empty = pb.UploadRequest(chunk=pb.FileChunk(file=pb.FileChunk.FILE_CONFIG))
-    assert await reason(rig.uploads.Upload(iter([parts[0], empty]), timeout=60)) == "INVALID_REQUEST"
+    assert await reason(rig.send([parts[0], empty])) == "INVALID_REQUEST"
 
 
 async def test_sessions_prove_themselves(rig: Rig) -> None:
@@ -154,7 +154,7 @@ async def test_sessions_prove_themselves(rig: Rig) -> None:
 
     async def answer(session: bytes) -> str:
         parts = upload_parts(session, bundle.config, bundle.weights)
-        return await reason(rig.uploads.Upload(iter(parts), timeout=60))
+        return await reason(rig.send(parts))
 
     good = bundle.session
     assert await answer(seal(replace(good, expires=int(time.time()) - 60), key)) == "INVALID_SESSION"

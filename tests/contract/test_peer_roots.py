@@ -48,7 +48,7 @@ async def test_the_loader_goes_by_the_place_of_the_record(rig: Rig) -> None:
     await rig.ensure(first)
     # An upload session of the leaked key is none.
     session = seal(rig.registry.register(seed=73).session, rig.registry.key)
-    assert await reason(rig.uploads.Upload(iter([pb.UploadRequest(session=session)]), timeout=60)) == "INVALID_SESSION"
+    assert await reason(rig.send([pb.UploadRequest(session=session)])) == "INVALID_SESSION"
 
 
 @pytest.fixture

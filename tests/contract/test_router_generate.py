@@ -300,7 +300,10 @@ async def test_a_full_queue_is_a_typed_refusal(world: World) -> None:
     executor = world.executors["e0"]
     executor.reply, executor.held = [60] * 50, asyncio.Event()
     async with world.client() as client:
-        running = [asyncio.create_task(client.generate("x", max_tokens=30)) for _ in range(4)]
+        running = [asyncio.create_task(client.generate("x", max_tokens=30))]
+        await eventually(lambda: executor.requests)
+        # With the window full, three more are one that waits and two that are too many.
+        running += [asyncio.create_task(client.generate("x", max_tokens=30)) for _ in range(3)]
         await eventually(lambda: sum(task.done() for task in running) == 2)
         executor.held.set()
         results = await asyncio.gather(*running, return_exceptions=True)
