@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from bench.sim.workloads import Call
 from services.executor.adapter_pool import AdapterPool, Berth
 from services.executor.eviction import make_policy
-from services.executor.prefill import PrefillShares, Prompt, beside
+from services.executor.prefill import PrefillShares, Prompt, PromptPace
 from services.router.members import Shape
 from services.router.prices import StepTotals
 from services.shared.residency import Notice, Resident
@@ -37,7 +37,7 @@ class Model:
     page_mib: float = 20.0
     pages: int = 32
     max_rows: int = 64
-    # Of a step without rows that generate; beside those, prompts take what the executor gives them, an eighth.
+    # Of a step without rows that generate; beside those, prompts take what the executor gives them.
     step_tokens: int = 4096
     max_loads: int = 2
     kv_blocks: int = 400
@@ -116,6 +116,7 @@ class Machine:
         self._kv: OrderedDict[object, None] = OrderedDict()
         self._totals = StepTotals()
         self._prefill = PrefillShares()
+        self._pace = PromptPace()
 
     def kill(self) -> None:
         """Ends the process; its callers' connections break."""
@@ -253,7 +254,7 @@ class Machine:
         self._stepping = True
         decode = [job for job in self._rows if not job.prompt_left]
         shares = self._shares(
-            [job for job in self._rows if job.prompt_left], beside(len(decode), self.model.step_tokens)
+            [job for job in self._rows if job.prompt_left], self._pace.beside(len(decode), self.model.step_tokens)
         )
         prefill = sum(shares.values())
         context = sum(job.call.prompt + job.made for job in decode)
@@ -267,6 +268,7 @@ class Machine:
             + model.context * context
             + model.adapter * mib
         )
+        self._pace.note(decoding=len(decode), prompt_tokens=prefill, took_s=took / 1000)
         was, epoch = self._totals, self.epoch
         self._totals = StepTotals(
             steps=was.steps + 1,

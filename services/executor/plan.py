@@ -53,6 +53,11 @@ class Row:
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    @property
+    def decodes(self) -> bool:
+        """Says whether it makes a further token; else it computes a part of a prompt."""
+        return self.generated > 0 and len(self.tokens) == 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

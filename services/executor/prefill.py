@@ -20,14 +20,21 @@ HALF_LIFE_S = 10.0
 RETURNS_S = 1.0
 # Who had nothing computed for so long is forgotten: what it had counts for less than a fiftieth by then.
 KNOWN_S = 60.0
-# Whoever had more than so many times its equal part fills a step to one in so many of its tokens, no further.
-GREEDY, FILL = 1.5, 2
+# Whoever had more than so many times its equal part, and one in so many of all tokens, fills a step to one in so many
+# of its own, no further. Of a crowd that asks for one prompt each everybody had far more than the mean of a minute.
+GREEDY, NOTABLE, FILL = 1.5, 4, 2
 # Tokens of prompts in one step beside rows that generate: so many for each of those, or a part of the step's limit.
 # The slowest gaps on two cores (p99, Poisson arrivals at 70 % of saturation) were 3.2 times the median one with 4 for
 # each row, 2.4 to 4.1 times with 2 and an eighth, 1.4 to 2.2 times with 2 and a sixteenth (154 to 174 ms, before 250 to
 # 310).
 PER_DECODING_ROW = 2
 PART_OF_STEP = 16
+# More where prompts are cheap: as many as make a step so much longer than one without. Where a matrix unit computes
+# prompts, 512 tokens take four times as long as 32 rows that generate, not nine times.
+LENGTHEN = 1.0
+# What the newest step counts for in how long one without prompts takes, and the most that one step changes about how
+# many tokens prompts take: either may have been held up by something else.
+NEWEST, CHANGE = 0.1, 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +45,38 @@ class Prompt:
     left: int
 
 
-def beside(decoding: int, step_tokens: int) -> int:
-    """Return how many tokens prompts may take in a step of at most `step_tokens` in which `decoding` rows generate.
+class PromptPace:
+    """How many tokens prompts may take in a step, by what steps took. Pure.
 
-    A step lasts as long as its tokens: without a bound, whoever reads an answer waits for every prompt that came in.
+    A controller and not a model: what a step with prompts takes beyond their tokens is not the same on two machines, or
+    with two sets of adapters.
     """
-    left = step_tokens - decoding
-    return min(left, max(step_tokens // PART_OF_STEP, PER_DECODING_ROW * decoding)) if decoding else left
+
+    def __init__(self) -> None:
+        self._decode_s = self._tokens = 0.0
+
+    def note(self, *, decoding: int, prompt_tokens: int, took_s: float) -> None:
+        """Count a step of rows that generate, `decoding` of them, and of tokens of prompts."""
+        if decoding and not prompt_tokens:
+            self._decode_s += (took_s - self._decode_s) * (NEWEST if self._decode_s else 1.0)
+        if not decoding or not prompt_tokens or not self._decode_s:
+            return
+        longer, allowed = took_s - self._decode_s, LENGTHEN * self._decode_s
+        by = min(CHANGE, max(1 / CHANGE, allowed / longer if longer > 0 else CHANGE))
+        if by < 1:
+            self._tokens *= by
+        elif prompt_tokens >= self._tokens / CHANGE:  # with far fewer than they might have taken it says nothing
+            self._tokens = prompt_tokens * by
+
+    def beside(self, decoding: int, step_tokens: int) -> int:
+        """Return how many tokens prompts may take in a step of at most `step_tokens` in which `decoding` rows generate.
+
+        A step lasts as long as its tokens: without a bound, who reads an answer waits for every prompt that came in.
+        """
+        left = step_tokens - decoding
+        if not decoding:
+            return left
+        return min(left, max(step_tokens // PART_OF_STEP, PER_DECODING_ROW * decoding, int(self._tokens)))
 
 
 class PrefillShares:
@@ -107,7 +139,8 @@ class PrefillShares:
     def _greedy(self, tenant: Hashable, now: float) -> bool:
         """Whether a tenant had much more than its equal part of late; one that is alone is not."""
         others = len(self._had) - (tenant in self._had)
-        return bool(others) and self._of_late(tenant, now) > GREEDY * _decayed(self._all, now) / (others + 1)
+        least = max(GREEDY / (others + 1), 1 / NOTABLE) * _decayed(self._all, now)
+        return bool(others) and self._of_late(tenant, now) > least
 
     def _finish(self, prompts: Sequence[Prompt], now: float) -> list[float]:
         """Return what each prompt's tenant will have had when it is done: a tenant's shorter ones are before it."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 from services.executor.block_tables import BlockTables
 from services.executor.kv_blocks import BlockPool
 from services.executor.plan import Plan, Row, RowResult, SchedulerLimits, StepResult
-from services.executor.prefill import PrefillShares, Prompt, beside
+from services.executor.prefill import PrefillShares, Prompt, PromptPace
 from services.executor.request import (
     Ended,
     Event,
@@ -65,6 +65,8 @@ class Scheduler:
         self._sequence = 0
         self._step = 0
         self._shares = PrefillShares()
+        self._pace = PromptPace()
+        self._planned_at = 0.0
         self.preemptions = 0
 
     @property
@@ -132,10 +134,11 @@ class Scheduler:
         self._expire(now)
         self._running = in_order(self._running)
         self._step += 1
+        self._planned_at = now
         step = _Step(self.limits.max_step_tokens)
         for request in [r for r in self._running if r.pending == 1]:
             self._grow(request, 1, step)
-        step.budget = beside(len(step.rows), self.limits.max_step_tokens)
+        step.budget = self._pace.beside(len(step.rows), self.limits.max_step_tokens)
         joined = self._admit(now, step) if not step.preempted else set()
         self._prefill(joined, now, step)
         rows = sorted(step.rows, key=lambda row: (row.revision_id is not None, row.revision_id or ""))
@@ -242,6 +245,9 @@ class Scheduler:
         """
         if result.step != plan.step or len(result.rows) != len(plan.rows):
             raise ValueError("the result belongs to another plan")
+        decoding = sum(row.decodes for row in plan.rows)
+        prompt_tokens = plan.token_count - decoding
+        self._pace.note(decoding=decoding, prompt_tokens=prompt_tokens, took_s=now - self._planned_at)
         distinct = len(plan.revisions)
         for row, outcome in zip(plan.rows, result.rows, strict=True):
             request = self._by_id.get(row.request_id)

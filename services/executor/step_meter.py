@@ -50,7 +50,7 @@ class StepMeter:
     def note(self, plan: Plan, result: StepResult, *, took_s: float, adapter_bytes: Callable[[str], int]) -> None:
         """Count a step that has run; `adapter_bytes` says what reading a revision takes."""
         was = self.totals
-        decode = [row for row in plan.rows if row.start > 0 and len(row.tokens) == 1]
+        decode = [row for row in plan.rows if row.decodes]
         revisions = plan.revisions
         kind = "prefill" if not decode else "decode" if len(decode) == len(plan.rows) else "mixed"
         took_ms = took_s * 1000

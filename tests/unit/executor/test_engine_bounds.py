@@ -10,7 +10,7 @@ import pytest
 from services.executor.engine import device_link
 from services.executor.engine.device_pool import POOL_DTYPE, DevicePool
 from services.executor.engine.staging import stage
-from services.executor.prefill import beside
+from services.executor.prefill import PromptPace
 from services.executor.request import FinishReason, RefusalReason, Refused, Sampling
 from tests.support.harness import SMALL, World, open_world
 from tests.support.tiny import ALL, greedy, make_adapter, make_base, prompt_of, read_bundle, with_adapter
@@ -114,7 +114,7 @@ def test_a_drained_engine_ends_what_runs_and_takes_nothing(family) -> None:
         assert refused.value.reason is RefusalReason.DRAINING
     prompts = sum(len(prompt_of(20 + i)) for i in range(24))
     # Beside rows that generate, prompts take a part of a step.
-    per_step = beside(1, world.engine._scheduler.limits.max_step_tokens)
+    per_step = PromptPace().beside(1, world.engine._scheduler.limits.max_step_tokens)
     bound = prompts // per_step + 2 * (9 + 2) + 4
     for _ in range(bound):
         world.step()

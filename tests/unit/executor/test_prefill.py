@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.prefill import FILL, KNOWN_S, PrefillShares, Prompt, beside
+from services.executor.prefill import CHANGE, FILL, KNOWN_S, PrefillShares, Prompt, PromptPace
 
 
 @given(
@@ -36,7 +36,53 @@ def test_neither_one_long_prompt_nor_many_short_ones_hold_up_another_tenant() ->
 
 
 def test_prompts_take_a_part_of_a_step_in_which_rows_generate() -> None:
-    assert [beside(rows, 512) for rows in (0, 1, 16, 32, 120, 512)] == [512, 32, 32, 64, 240, 0]
+    pace = PromptPace()
+    expected = [512, 32, 32, 64, 240, 0]
+    assert [pace.beside(rows, 512) for rows in (0, 1, 16, 32, 120, 512)] == expected
+    # Dear prompts take no less.
+    pace.note(decoding=32, prompt_tokens=0, took_s=0.1)
+    for _ in range(20):
+        pace.note(decoding=32, prompt_tokens=pace.beside(1, 512), took_s=5.0)
+    assert [pace.beside(rows, 512) for rows in (0, 1, 16, 32, 120, 512)] == expected
+
+
+@given(st.floats(0.00001, 0.01), st.floats(0.0, 0.03), st.integers(1, 64))
+def test_prompts_come_to_make_a_step_twice_as_long_and_no_longer(token_s: float, fixed_s: float, rows: int) -> None:
+    """Whatever a token of a prompt takes, and a step that has prompts at all."""
+    pace, limit = PromptPace(), 512
+    least = pace.beside(rows, limit)
+    for _ in range(60):
+        pace.note(decoding=rows, prompt_tokens=0, took_s=0.04)
+        tokens = pace.beside(rows, limit)
+        pace.note(decoding=rows, prompt_tokens=tokens, took_s=0.04 + fixed_s + tokens * token_s)
+    tokens = pace.beside(rows, limit)
+    assert least <= tokens <= limit - rows
+    if tokens > least:
+        assert fixed_s + tokens * token_s <= 0.04 * 1.02
+    if tokens < limit - rows:
+        assert fixed_s + (tokens + 2) * token_s >= 0.04 * 0.98
+
+
+def test_prompts_that_were_short_do_not_say_that_others_must_be() -> None:
+    pace = PromptPace()
+    pace.note(decoding=8, prompt_tokens=0, took_s=0.04)
+    for _ in range(10):
+        pace.note(decoding=8, prompt_tokens=pace.beside(8, 512), took_s=0.05)
+    known = pace.beside(8, 512)
+    assert known > 100
+    pace.note(decoding=8, prompt_tokens=3, took_s=0.06)
+    assert pace.beside(8, 512) == known
+    # One step that something else held up costs one change.
+    pace.note(decoding=8, prompt_tokens=known, took_s=9.0)
+    assert abs(pace.beside(8, 512) - known / CHANGE) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 512), st.floats(0, 10)), max_size=40), st.integers(0, 600))
+def test_whatever_steps_took_prompts_have_their_part_and_fit(steps: list[tuple[int, int, float]], rows: int) -> None:
+    pace = PromptPace()
+    for decoding, tokens, took_s in steps:
+        pace.note(decoding=decoding, prompt_tokens=tokens, took_s=took_s)
+    assert PromptPace().beside(rows, 600) <= pace.beside(rows, 600) <= 600 - rows
 
 
 def test_who_had_far_more_than_its_part_fills_half_a_step_while_others_are_at_work() -> None:
@@ -47,6 +93,15 @@ def test_who_had_far_more_than_its_part_fills_half_a_step_while_others_are_at_wo
     assert shares.divide([greedy, Prompt("other", 100)], 512, now=0.4) == [156, 100]
     # Alone again, it takes all.
     assert shares.divide([greedy], 512, now=1.0 + KNOWN_S) == [512]
+
+
+def test_a_crowd_that_asks_for_one_prompt_each_fills_its_steps() -> None:
+    shares = PrefillShares()
+    for number in range(50):
+        shares.divide([Prompt(f"one of {number}", 64)], 512, now=float(number))
+    crowd = [Prompt(f"another of {number}", 64) for number in range(20)]
+    assert sum(shares.divide(crowd, 160, now=50.0)) == 160
+    assert shares.divide([Prompt("last", 300)], 160, now=50.1) == [160]
 
 
 def test_who_comes_back_brings_no_credit() -> None:
