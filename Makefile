@@ -58,7 +58,8 @@ bench-refusals: setup ## measure what refusing malformed bundles costs in time a
 	@$(BIN)/python -m bench.refusals
 
 bench-serving: setup ## measure tokens per second, latency and memory beside transformers and PEFT (about 18 minutes)
-	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=30000 $(BIN)/python -m bench.serving $(ARGS)
+	@OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=30000 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
+		$(BIN)/python -m bench.serving $(ARGS)
 
 bench-registry: setup ## measure a registry of 100,000 revisions: resolve, list, register, catalog watch
 	@$(BIN)/python -m bench.registry

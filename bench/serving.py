@@ -37,6 +37,8 @@ from loraport.dev.layout import Layout
 ROWS, PROMPT, NEW = 32, 64, 64
 LONG_ROWS, LONG_PROMPT = 8, 512
 POISSON_ROUNDS = 3
+# What says how threads wait and memory is mapped.
+ENVIRONMENT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GLIBC_TUNABLES")
 ODD_RANKS = (1, 3, 5, 12, 63)
 # Seconds for measuring again, all in all, and the share of the CPU time that the host may take beside what counts.
 SPARE_S, MOST_STOLEN = 400.0, 0.02
@@ -244,7 +246,7 @@ def main() -> int:
     facts = {
         "dtype": options.dtype, "threads": options.threads, "rounds": serving.rounds,
         "computed in": str(serving.engine.decoder.info.dtype).removeprefix("torch."),
-        **{name: os.environ.get(name, "not set") for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}, **serving.facts,
+        **{name: os.environ.get(name, "not set") for name in ENVIRONMENT}, **serving.facts,
     }  # fmt: skip
     if options.peers:
         rates = vllm_rates(options.peers, base, dtype=options.dtype, threads=options.threads, log=print)
