@@ -62,6 +62,7 @@ class World:
             backend=backend,
         )
         self.transcripts: dict[str, Transcript] = {}
+        self.pool_dtype = backend.pool_dtype if backend is not None else POOL_DTYPE
 
     def submit(
         self,
@@ -91,7 +92,7 @@ class World:
         return transcript
 
     def load(self, adapter: HostAdapter, *, hold: bool = False) -> Lease | None:
-        future = self.engine.load(stage(adapter, self.decoder.groups, dtype=POOL_DTYPE))
+        future = self.engine.load(stage(adapter, self.decoder.groups, dtype=self.pool_dtype))
         self.steps_until(future.done)
         lease = future.result()
         if hold:

@@ -25,7 +25,7 @@ from services.executor.model.attention import KvCache
 from services.executor.model.families import Wanted
 from services.executor.model.interface import Decoder, ModelInfo
 from services.executor.model.load import load_decoder
-from services.executor.model.products import Products
+from services.executor.model.products import Products, product_dtype
 from services.executor.plan import SchedulerLimits
 from services.executor.scheduler import Scheduler
 
@@ -181,7 +181,7 @@ def open_device(
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if device == "cpu":
-        backend = cpu_backend(load_step(compiled))
+        backend = cpu_backend(load_step(compiled), products=product_dtype(kind, cpu_products))
     else:
         backend = cuda_backend(kind, budget=graphs or CaptureBudget())
     decoder = load_decoder(

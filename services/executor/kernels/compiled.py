@@ -66,22 +66,34 @@ class CompilerMissing(ValueError):
 
 
 class CpuStep:
-    """Functions of step.cpp on torch tensors: float32 and contiguous, on the CPU. Owned by one thread."""
+    """Functions of step.cpp on torch tensors, contiguous and on the CPU. Owned by one thread.
+
+    Tensors of a call are all float32, or all bfloat16: those are computed in float32 and rounded once.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._thin, self._norm, self._rotate = library.loraport_thin, library.loraport_norm, library.loraport_rotate
         self._gated, self._attend, self._lora = library.loraport_gated, library.loraport_attend, library.loraport_lora
         pointer, whole, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-        self._thin.argtypes = [pointer] * 5 + [whole] * 3 + [threads]
-        self._norm.argtypes = [pointer] * 3 + [whole] * 2 + [number, threads]
-        self._rotate.argtypes = [pointer] * 4 + [whole] * 4 + [threads]
-        self._gated.argtypes = [pointer] * 2 + [whole] * 2 + [threads]
-        self._attend.argtypes = [pointer] * 7 + [whole] * 7 + [number, number, threads]
+        self._thin.argtypes = [threads, *[pointer] * 5] + [whole] * 3 + [threads]
+        self._norm.argtypes = [threads, *[pointer] * 3] + [whole] * 2 + [number, threads]
+        self._rotate.argtypes = [threads, *[pointer] * 4] + [whole] * 4 + [threads]
+        self._gated.argtypes = [threads, *[pointer] * 2] + [whole] * 2 + [threads]
+        self._attend.argtypes = [threads, *[pointer] * 7] + [whole] * 7 + [number, number, threads]
         self._lora.argtypes = [pointer] * 13 + [whole] * 4 + [threads]
         self._wide_rows, self._wide = library.loraport_wide_rows, torch.empty(0)
         self._wide_rows.argtypes, self._wide_rows.restype = [threads], whole
+        self._tiles = getattr(library, "loraport_tiles", None)
+        if self._tiles is not None:
+            self._tiles.argtypes, self._tiles.restype = [pointer] * 10 + [whole] * 4 + [threads], None
+            self._tiles = self._tiles if library.loraport_may_use_tiles() else None
         for function in (self._thin, self._norm, self._rotate, self._gated, self._attend, self._lora):
             function.restype = None
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        """What a pool holds so that adapters are computed fastest beside a bfloat16 base."""
+        return torch.float32 if self._tiles is None else torch.bfloat16
 
     def thin(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
@@ -91,9 +103,9 @@ class CpuStep:
         Bytes moved: 2 * in * out.
         """
         (rows, size), out = x.shape, weight.shape[0]
-        y = torch.empty(rows, out)
+        y = x.new_empty(rows, out)
         self._thin(
-            x.data_ptr(), weight.data_ptr(), _pointer(bias), _pointer(add), y.data_ptr(), rows, size, out,
+            _half(x), x.data_ptr(), weight.data_ptr(), _pointer(bias), _pointer(add), y.data_ptr(), rows, size, out,
             _threads(size * out),
         )  # fmt: skip
         return y
@@ -102,15 +114,15 @@ class CpuStep:
         """Return x * weight / sqrt(mean(x**2) + eps). Shapes: x [rows, size], weight [size]."""
         y = torch.empty_like(x)
         rows, size = x.shape
-        self._norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, eps, _threads(2 * x.numel()))
+        self._norm(_half(x), x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, eps, _threads(2 * x.numel()))
         return y
 
     def rotate(self, x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Return the first heads, rotated. Shapes: x [rows, all heads, size]; cos, sin [rows, size / 2]."""
         rows, _, size = x.shape
-        out = torch.empty(rows, heads, size)
+        out = x.new_empty(rows, heads, size)
         self._rotate(
-            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), rows, heads, size, x.stride(0),
+            _half(x), x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), rows, heads, size, x.stride(0),
             _threads(2 * out.numel()),
         )  # fmt: skip
         return out
@@ -118,8 +130,8 @@ class CpuStep:
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) * up for x [rows, gate | up]."""
         rows, both = x.shape
-        out = torch.empty(rows, both // 2)
-        self._gated(x.data_ptr(), out.data_ptr(), rows, both // 2, _threads(2 * x.numel()))
+        out = x.new_empty(rows, both // 2)
+        self._gated(_half(x), x.data_ptr(), out.data_ptr(), rows, both // 2, _threads(2 * x.numel()))
         return out
 
     def attend(
@@ -136,10 +148,10 @@ class CpuStep:
         """
         rows, heads, size = q.shape
         block, kv_heads = keys.shape[1], keys.shape[2]
-        out = torch.empty(rows, heads * size)
+        out = q.new_empty(rows, heads * size)
         self._attend(
-            q.data_ptr(), keys.data_ptr(), values.data_ptr(), table.data_ptr(), begins.data_ptr(), ends.data_ptr(),
-            out.data_ptr(), rows, heads, kv_heads, size, block, table.shape[1], q.stride(0), scale,
+            _half(q), q.data_ptr(), keys.data_ptr(), values.data_ptr(), table.data_ptr(), begins.data_ptr(),
+            ends.data_ptr(), out.data_ptr(), rows, heads, kv_heads, size, block, table.shape[1], q.stride(0), scale,
             softcap or 0.0,
             _threads(2 * rows * table.shape[1] * block * kv_heads * size),
         )  # fmt: skip
@@ -149,11 +161,15 @@ class CpuStep:
         """Add every row's own adapter to y, in place; see `reference.py` for the semantics.
 
         Shapes: x [rows, in], y [rows, out]; both float32, or both bfloat16: then y is added to in float32 and rounded
-        once, in the rows that have an adapter.
-        Bytes moved: 4 * (in * subs + out) per rank row of the step.
+        once, in the rows that have an adapter. With a pool in bfloat16 they are bfloat16.
+        Bytes moved: (in * subs + out) numbers of the pool's per rank row of the step.
         """
+        if step.halves:
+            assert self._tiles is not None
+            self._tiles(x.data_ptr(), *step.layers[layer], y.data_ptr(), *step.sizes, step.threads)
+            return
         wide = None if y.dtype is torch.float32 else self._wide_of(step)
-        self._lora(x.data_ptr(), *step.pool(layer), *step.pointers, y.data_ptr(), wide, *step.sizes, step.threads)
+        self._lora(x.data_ptr(), *step.layers[layer], y.data_ptr(), wide, *step.sizes, step.threads)
 
     def _wide_of(self, step: LoraStep) -> int:
         """Return where there is room for what a step has of x and y in float32 at a time."""
@@ -167,10 +183,11 @@ class LoraStep:
     """Which rows of a step have which rank rows of the pool, in one group.
 
     `rows[i]` are the rows of adapter i, `ranks[i]` its pool rows; `widths` what each sub adds to. Shapes of the pool: a
-    [layers, pool rows, subs, in], b [layers, pool rows, out], scale [layers, pool rows, subs].
+    [layers, pool rows, subs, in], b [layers, pool rows, out], scale [layers, pool rows, subs]; `a` and `b` are both
+    float32, or both bfloat16 (`halves`). `layers[i]` are the addresses that a call for layer i takes.
     """
 
-    __slots__ = ("_kept", "_layers", "pointers", "sizes", "threads")
+    __slots__ = ("_kept", "halves", "layers", "sizes", "threads")
 
     def __init__(
         self,
@@ -181,28 +198,26 @@ class LoraStep:
     ) -> None:
         counts = torch.tensor([len(r) for r in ranks])
         pairs = counts * torch.tensor([len(r) for r in rows]) * len(widths)
-        arrays = (
+        arrays = [
             torch.cat(list(ranks)).to(torch.int64),
             _starts(counts),
             torch.tensor([row for some in rows for row in some]),
             _starts(torch.tensor([len(some) for some in rows])),
             _starts(torch.tensor(list(widths))),
-            _starts(pairs),
-            torch.empty(int(pairs.sum())),
-        )
+        ]
+        if pool[0].dtype is torch.float32:
+            arrays += [_starts(pairs), torch.empty(int(pairs.sum()))]
         self._kept = (*pool, *arrays)
+        self.halves = pool[0].dtype is torch.bfloat16
         # Addresses, not views: three views a call took longer than a small adapter.
-        self._layers = tuple((tensor.data_ptr(), 4 * tensor.stride(0)) for tensor in pool)
-        self.pointers = tuple(array.data_ptr() for array in arrays)
+        starts = [(tensor.data_ptr(), tensor.itemsize * tensor.stride(0)) for tensor in pool]
+        pointers = [array.data_ptr() for array in arrays]
+        self.layers = tuple((*(at + i * apart for at, apart in starts), *pointers) for i in range(len(pool[0])))
         subs, size, out = pool[0].shape[2], pool[0].shape[3], pool[1].shape[2]
         self.sizes = (len(rows), subs, size, out)
         width = size * subs + out
         read, computed = int(counts.sum()) * width, int(pairs.sum()) // subs * width
         self.threads = max(_threads(read, _ALONE.rank_numbers), _threads(computed, _ALONE.products))
-
-    def pool(self, layer: int) -> tuple[int, ...]:
-        """Return where a layer's part of the pool is."""
-        return tuple(start + layer * apart for start, apart in self._layers)
 
 
 def load_step(choice: Compiled) -> CpuStep | None:
@@ -261,13 +276,17 @@ def _check(step: CpuStep) -> None:
     pairs.append((step.norm(small, x[0], 1e-4), torch.nn.functional.rms_norm(small, (37,), x[0], 1e-4)))
     both = some(3, 2 * 19) * 20
     pairs.append((step.gated(both), torch.nn.functional.silu(both[:, :19]) * both[:, 19:]))
-    keys, values, q = some(4, 8, 2, 12), some(4, 8, 2, 12), some(2, 6, 12)
+    keys, values, q = some(4, 8, 2, 92), some(4, 8, 2, 92), some(2, 6, 92)
     table, ends = torch.tensor([[2, 1], [3, 0]], dtype=torch.int32), torch.tensor([13, 5], dtype=torch.int32)
     begins = torch.tensor([4, 0], dtype=torch.int32)
-    seen = step.attend(q, keys, values, table, begins, ends, scale=0.3, softcap=2.0)
+
+    def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return step.attend(q, keys, values, table, begins, ends, scale=0.1, softcap=2.0)
+
+    seen = attend(q, keys, values)
     for row, (blocks, begin, end) in enumerate((([2, 1], 4, 13), ([3, 0], 0, 5))):
         k, v = (t[blocks].flatten(0, 1)[begin:end].repeat_interleave(3, dim=1) for t in (keys, values))
-        scores = torch.einsum("hd,phd->hp", q[row], k).mul(0.3 / 2.0).tanh().mul(2.0).softmax(dim=-1)
+        scores = torch.einsum("hd,phd->hp", q[row], k).mul(0.1 / 2.0).tanh().mul(2.0).softmax(dim=-1)
         pairs.append((seen[row], torch.einsum("hp,phd->hd", scores, v).flatten()))
     heads, cos, sin = some(3, 5, 10), some(3, 5), some(3, 5)
     a, b = heads[:, :4, :5], heads[:, :4, 5:]
@@ -275,23 +294,39 @@ def _check(step: CpuStep) -> None:
     pairs.append((step.rotate(heads, 4, cos, sin), torch.cat(turned, dim=-1)))
     pairs += [_lora_pair(step, some, size, threads) for size in (37, 40) for threads in (1, 2)]
     pairs.append(_half_pair(step, some))
-    if not all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for got, want in pairs):
+    pairs.append(_rounded(lambda x, add: step.thin(x, weight, add[0], add), x, add))
+    pairs.append(_rounded(lambda x, weight: step.norm(x, weight, 1e-4), small, x[0]))
+    pairs.append(_rounded(step.gated, both))
+    pairs.append(_rounded(attend, q, keys, values))
+    pairs.append(_rounded(lambda heads, cos, sin: step.rotate(heads, 4, cos, sin), heads, cos, sin))
+    alike = all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for got, want in pairs)
+    if step.pool_dtype is torch.bfloat16:
+        for size, threads in ((37, 1), (64, 2)):
+            got, want = _lora_pair(step, some, size, threads, torch.bfloat16)
+            alike &= torch.allclose(got.float(), want, rtol=2**-8, atol=1e-3)
+    if not alike:
         raise CompilerMissing("the compiled step computes something else than torch does")
 
 
+def _rounded(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a function makes of bfloat16 numbers, and what is rounded of the same numbers in float32."""
+    halves = [tensor.bfloat16() for tensor in given]
+    return function(*halves).float(), function(*(tensor.float() for tensor in halves)).bfloat16().float()
+
+
 def _lora_pair(
-    step: CpuStep, some: Callable[..., torch.Tensor], size: int, threads: int
+    step: CpuStep, some: Callable[..., torch.Tensor], size: int, threads: int, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the adapters of some rows come to, and what torch says: adapters of one, few, some and many rows."""
     widths = (18, 141)
-    a, b, scale = some(2, 6, 2, size), some(2, 6, sum(widths)), some(2, 6, 2)
-    x, y = some(30, size), some(30, sum(widths))
+    a, b, scale = some(2, 6, 2, size).to(dtype), some(2, 6, sum(widths)).to(dtype), some(2, 6, 2)
+    x, y = some(30, size).to(dtype), some(30, sum(widths)).to(dtype)
     rows = [range(1), range(1, 3), range(3, 9), range(9, 30)]
     ranks = [torch.tensor(own) for own in ([5, 2, 1, 3], [4, 1, 5], [2, 3, 1, 0, 5], [0, 4, 5, 3, 2])]
-    expected = y.clone()
+    expected = y.float().clone()
     for at, own in zip(rows, ranks, strict=True):
-        shrunk = torch.einsum("ri,ksi->rks", x[at.start : at.stop], a[1, own]) * scale[1, own]
-        parts = [shrunk[:, :, sub] @ part for sub, part in enumerate(b[1, own].split(widths, dim=1))]
+        shrunk = torch.einsum("ri,ksi->rks", x[at.start : at.stop].float(), a[1, own].float()) * scale[1, own]
+        parts = [shrunk[:, :, sub] @ part.float() for sub, part in enumerate(b[1, own].split(widths, dim=1))]
         expected[at.start : at.stop] += torch.cat(parts, dim=1)
     lora = LoraStep((a, b, scale), rows, ranks, widths)
     lora.threads = threads  # one computes everything from x to y, several share an adapter
@@ -311,6 +346,10 @@ def _half_pair(step: CpuStep, some: Callable[..., torch.Tensor]) -> tuple[torch.
 
 def _starts(counts: torch.Tensor) -> torch.Tensor:
     return torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+
+
+def _half(tensor: torch.Tensor) -> int:
+    return int(tensor.dtype is torch.bfloat16)
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

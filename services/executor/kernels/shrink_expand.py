@@ -1,4 +1,5 @@
-"""LoRA over segments on torch: the CPU backend. See `reference.py` for the exact semantics. Everything is float32.
+"""LoRA over segments on torch: the CPU backend. See `reference.py` for the exact semantics. Everything is float32, but
+for what the compiled step takes.
 
 Nothing is packed for a step: both ways read rank rows in the pool, where they lie.
  - Few rows of an adapter (`PagedStep`): one sampled product for the shrink (exactly the pairs of row and rank that
@@ -141,8 +142,15 @@ class CompiledRows:
         self._rows = LoraStep(pool, [rows for rows, _ in runs], [ranks for _, ranks in runs], bank.widths)
 
     def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
-        """Add every row's own adapter to y, in place. Shapes: y [rows, sum(widths)], x [rows, in], all of the step."""
+        """Add every row's own adapter to y, in place. Shapes: y [rows, sum(widths)], x [rows, in], all of the step.
+
+        Both float32, or both bfloat16; bfloat16 where the pool is.
+        """
         self._step.lora(x.contiguous(), y, self._rows, layer)
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Says whether rows may be of this type: bfloat16, or what the pool is."""
+        return dtype is torch.bfloat16 or (dtype is torch.float32 and not self._rows.halves)
 
 
 def _spread(rows: torch.Tensor, parts: int) -> torch.Tensor:

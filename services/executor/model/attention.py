@@ -33,7 +33,7 @@ class KvCache:
         self.spare_block = blocks if spare else None
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
-        self.step = step if dtype is torch.float32 else None
+        self.step = step if dtype in (torch.float32, torch.bfloat16) else None
         self._poison = poison
         if poison:
             self.erase(list(range(1, blocks)))

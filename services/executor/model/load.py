@@ -25,8 +25,7 @@ def load_decoder(
     """Load a local Hugging Face directory. `max_context` caps the tokens of a request; `wanted` forces a decoder.
 
     `cpu_products` says what it is computed in; see `products.py`. The native decoder rounds its weights to `dtype` all
-    the same, the transformers one then has them as they are in the checkpoint. `step` is used where products are
-    float32 on a CPU.
+    the same, the transformers one then has them as they are in the checkpoint. `step` is used on a CPU.
 
     Raises:
         ModelUnsupported: neither decoder, or not the one that is wanted, computes the checkpoint exactly.
@@ -38,7 +37,7 @@ def load_decoder(
     products = product_dtype(dtype, cpu_products) if torch.device(device).type == "cpu" else dtype
     log.info("decoder chosen", path=path.name, reason=path.reason, products=str(products).removeprefix("torch."))
     if path.name == NATIVE:
-        usable = step if products is torch.float32 and torch.device(device).type == "cpu" else None
+        usable = step if torch.device(device).type == "cpu" else None
         return load_native(
             directory, dtype=dtype, max_context=max_context, products=products, device=device, step=usable
         )

@@ -66,6 +66,10 @@ class GroupBatch:
     together: PagedStep | CompiledRows | None
     few: slice | torch.Tensor | None
 
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Says whether rows may be of this type."""
+        return self.together.takes(dtype) if isinstance(self.together, CompiledRows) else dtype is torch.float32
+
     def add(self, y: torch.Tensor, x: torch.Tensor, layer: int) -> None:
         """Add to y in place. Shapes: y [rows, sum(out)], x [rows, in]; float32, or what the compiled step takes."""
         for rows, adapter in self.many:
@@ -94,19 +98,18 @@ class LoraBatch:
     def add(self, group: str, layer: int, y: torch.Tensor, x: torch.Tensor) -> None:
         """Add the adapters of `group` in `layer` to y, in place; base rows are untouched.
 
-        Shapes: y [rows, sum(out)], x [rows, in]. Adapters are float32: y of another dtype is added to and rounded once.
+        Shapes: y [rows, sum(out)], x [rows, in]. Sums are float32: y of another dtype is added to and rounded once.
         """
         part = self.groups.get(group)
         if part is None:
             return
-        halves = y.dtype is x.dtype is torch.bfloat16 and y.is_contiguous()
-        if y.dtype is torch.float32 or (halves and isinstance(part.together, CompiledRows)):
+        if y.dtype is x.dtype and part.takes(y.dtype) and y.is_contiguous():
             part.add(y, x, layer)
             return
-        low = self.layout.base_rows
-        wide = y.float()
-        part.add(wide, x.float(), layer)
-        y[low:] = wide[low:].to(y.dtype)
+        low, dtype = self.layout.base_rows, torch.float32 if part.takes(torch.float32) else torch.bfloat16
+        own = y.to(dtype, memory_format=torch.contiguous_format, copy=True)
+        part.add(own, x.to(dtype), layer)
+        y[low:] = own[low:].to(y.dtype)
 
     def add_embedding(self, y: torch.Tensor, tokens: torch.Tensor, *, gain: float = 1.0) -> None:
         """Add the adapters of the token embedding to y, in place. Shapes: y [rows, hidden], tokens int64 [rows].

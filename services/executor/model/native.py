@@ -134,10 +134,11 @@ class NativeDecoder:
     def _norm_of(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self._step is not None:
             return self._step.norm(x, weight, self._config.norm_eps)
-        if x.dtype is not torch.float32:
+        if x.device.type != "cpu":
             return rms_norm(x, weight.shape, weight, self._config.norm_eps)
-        scale = torch.mm(x * x, self._mean).add_(self._config.norm_eps).rsqrt_()
-        return (x * weight).mul_(scale)
+        wide = x.float()
+        scale = torch.mm(wide * wide, self._mean).add_(self._config.norm_eps).rsqrt_()
+        return (wide * weight).mul_(scale).to(x.dtype)
 
     def logits(self, hidden: torch.Tensor, lora: Adapters) -> torch.Tensor:
         """See `Decoder.logits`."""
@@ -228,8 +229,7 @@ def load_native(
 ) -> NativeDecoder:
     """Load a local Hugging Face directory, rounded to `dtype` and computed in `products` (by default `dtype`).
 
-    `max_context` caps the tokens of a request; by default the checkpoint's own limit. `step` may be given where
-    products are float32 on a CPU.
+    `max_context` caps the tokens of a request; by default the checkpoint's own limit. `step` may be given on a CPU.
 
     Raises:
         ModelUnsupported: the config or the weights ask for something that this decoder does not compute exactly.

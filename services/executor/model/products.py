@@ -4,11 +4,11 @@ Why float32 where the checkpoint is bfloat16: a CPU without a bfloat16 dot produ
 slower at it than in float32. A bfloat16 number is a float32 number, so the products of the upcast weights are those of
 the bfloat16 model with nothing rounded in between. It costs the memory of float32 weights. See docs/adr/0014.
 
-Why packed: at few rows most of a product's time is spent rearranging the weights for the vector units. oneDNN lets that
-be done once.
+Why packed: at few rows most of a product's time is spent rearranging the weights for the vector or matrix units. oneDNN
+lets that be done once.
 
-With a compiled step, weights that are bfloat16 numbers are kept as such too: up to four rows are multiplied with those,
-which are half the bytes, and nothing is rounded that is not rounded otherwise.
+With a compiled step and float32 products, weights that are bfloat16 numbers are kept as such too: up to four rows are
+multiplied with those, which are half the bytes, and nothing is rounded that is not rounded otherwise.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from services.executor.kernels.threads import on_one_thread
 
 Products = Literal["auto", "native", "float32"]
 
-# Multiply-adds below which a packed product is left to one thread: 1 x 576 x 576 takes 96 µs on one and 130 on two,
-# 1 x 576 x 960 150 on either.
+# Multiply-adds below which a packed float32 product is left to one thread: 1 x 576 x 576 takes 96 µs on one and 130 on
+# two, 1 x 576 x 960 150 on either. By the matrix unit 62 and 47, 92 and 60.
 _SHARED = 500_000
 # Rows for which oneDNN chooses the layout. From 32 on it is the same one, and it is the fastest for fewer rows too.
 _ROWS_HINT = 32
+# What two ways to the same product may differ by: a few of the last bits.
+_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
 
 
 def has_bfloat16_products() -> bool:
@@ -46,15 +48,18 @@ def product_dtype(dtype: torch.dtype, choice: Products) -> torch.dtype:
 
 
 @functools.cache
-def _can_pack() -> bool:
-    """Whether this build of torch has packed float32 products, and they give what plain ones give."""
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of torch has packed products of a dtype, and they give what plain ones give."""
+    if dtype is not torch.float32 and not (dtype is torch.bfloat16 and has_bfloat16_products()):
+        return False
     try:
-        x, weight, bias = torch.rand(3, 40), torch.rand(24, 40), torch.rand(24)
+        x, weight, bias = (torch.rand(shape).to(dtype) for shape in ((3, 40), (24, 40), (24,)))
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         product = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         added = torch.ops.mkldnn._linear_pointwise.binary(x, product, packed, bias, "add")
         plain = functional.linear(x, weight, bias)
-        same = torch.allclose(product, plain) and torch.allclose(added, product + plain)
+        same = torch.allclose(product, plain, rtol=_ROUNDING[dtype])
+        same &= torch.allclose(added, product + plain, rtol=_ROUNDING[dtype])
         return same and torch.equal(packed.to_dense(), weight)
     except (AttributeError, RuntimeError):
         return False
@@ -76,10 +81,12 @@ class Linear:
 
     def _pack(self) -> None:
         plain = self._plain
-        if plain is not None and self._step is not None:
+        if plain is None:
+            return
+        if self._step is not None and plain.dtype is torch.float32:
             half = plain.bfloat16()
             self._thin = half if torch.equal(half.float(), plain) else None
-        if plain is not None and plain.dtype is torch.float32 and plain.device.type == "cpu" and _can_pack():
+        if plain.device.type == "cpu" and _can_pack(plain.dtype):
             self._packed, self._plain = torch.ops.mkldnn._reorder_linear_weight(plain, _ROWS_HINT), None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,7 +113,8 @@ class Linear:
         return out
 
     def _run(self, x: torch.Tensor, product: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
-        return on_one_thread(product, *args) if x.shape[0] * self._size < _SHARED else product(*args)
+        small = x.dtype is torch.float32 and x.shape[0] * self._size < _SHARED
+        return on_one_thread(product, *args) if small else product(*args)
 
     def thaw(self) -> torch.Tensor:
         """Return the matrix itself, which may be written to until `freeze`; products are slower until then."""

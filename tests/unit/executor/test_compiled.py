@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 
 import pytest
@@ -140,6 +141,119 @@ def test_bfloat16_rows_are_added_to_in_float32_and_rounded_once(
     assert torch.equal(got[own], y[own])
 
 
+@pytest.fixture
+def tiles(step: CpuStep) -> CpuStep:
+    if step.pool_dtype is torch.float32:
+        pytest.skip("this machine has no matrix unit")
+    return step
+
+
+@pytest.mark.parametrize("widths", [(20,), (12, 4, 4), (70, 300), (33,)])
+@pytest.mark.parametrize("size", [23, 64, 97])
+def test_adapters_by_the_matrix_unit_round_once_and_touch_nothing_else(
+    tiles: CpuStep, size: int, widths: tuple[int, ...]
+) -> None:
+    torch.manual_seed(size + sum(widths))
+    pool, subs, out = 300, len(widths), sum(widths)
+    a, b = torch.randn(pool, subs, size).bfloat16(), torch.randn(pool, out).bfloat16()
+    scale, order = torch.randn(pool, subs), torch.randperm(pool)
+    # One rank row, some, just a tile, rows that lie together, more than two tiles; the rest of the pool is nobody's.
+    ranks = [order[:1], order[1:18], order[18:34], torch.arange(40, 104), order[34:111]]
+    used = torch.cat(ranks).unique()
+    unused = torch.ones(pool, dtype=torch.bool)
+    unused[used] = False
+    a[unused], b[unused], scale[unused] = float("nan"), float("nan"), float("nan")
+    scale[order[3]] = 0.0  # a module that is not touched: whatever its rank row has counts for nothing
+    a[order[3]] = float("inf")
+    rows = [range(1, 2), range(2, 7), range(8, 40), range(40, 130), range(131, 134)]
+    x, y = torch.randn(140, size).bfloat16(), torch.randn(140, out).bfloat16()
+    expected, most = y.double(), torch.zeros(140, out, dtype=torch.float64)
+    for some, own in zip(rows, ranks, strict=True):
+        at, low = slice(some.start, some.stop), 0
+        for sub, width in enumerate(widths):
+            shrink = torch.where(scale[own, sub, None] == 0, 0, a[own, sub].double())
+            shrunk = (x[at].double() @ shrink.t()) * scale[own, sub].double()
+            part = b[own, low : low + width].double()
+            expected[at, low : low + width] += shrunk @ part
+            most[at, low : low + width] = shrunk.abs() @ part.abs()
+            low += width
+    lora, seen = LoraStep((a[None], b[None], scale[None]), rows, ranks, widths), []
+    for lora.threads in (1, 2, 5):
+        got = y.clone()
+        tiles.lora(x, got, lora, 0)
+        seen.append(got)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+    # Half of the last bit of what is stored, and sixteen bits of every shrunk number.
+    bound = expected.abs() * 2.0**-8 + most * 2.0**-15
+    assert ((seen[0].double() - expected).abs() <= bound).all()
+    assert all(torch.equal(seen[0][row], y[row]) for row in (0, 7, 130, *range(134, 140)))
+
+
+@pytest.mark.parametrize("rank", [5, 40])
+def test_the_matrix_unit_gives_a_row_the_same_bits_whatever_rows_are_beside_it(tiles: CpuStep, rank: int) -> None:
+    torch.manual_seed(rank)
+    widths, size = (300, 20), 64
+    a, b = torch.randn(50, 2, size).bfloat16(), torch.randn(50, sum(widths)).bfloat16()
+    pool = (a[None], b[None], torch.randn(1, 50, 2))
+    x, y, ranks = torch.randn(150, size).bfloat16(), torch.randn(150, sum(widths)).bfloat16(), torch.randperm(50)[:rank]
+    whole = y.clone()
+    tiles.lora(x, whole, LoraStep(pool, [range(150)], [ranks], widths), 0)
+    for rows in (*range(1, 20), 31, 32, 33, 63, 64, 65, 129):
+        got = y.clone()
+        tiles.lora(x, got, LoraStep(pool, [range(rows)], [ranks], widths), 0)
+        assert torch.equal(got[:rows], whole[:rows]), rows
+        assert torch.equal(got[rows:], y[rows:]), rows
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_a_base_in_bfloat16_answers_as_one_without_the_step_does(tiles: CpuStep, tmp_path, kind: str) -> None:
+    """As near as bfloat16 is: both round, and not at the same places."""
+    base = make_base(tmp_path / "base", kind, seed=5)
+    make_adapter(base, tmp_path / "one", seed=4, r=5, lora_alpha=7, target_modules=ALL)
+    adapter, answers = read_bundle(base, tmp_path / "one"), []
+    for chosen in (tiles, None):
+        world = World(
+            load_native(tmp_path / "base", dtype=torch.bfloat16, step=chosen),
+            SMALL,
+            cpu_backend(chosen, products=torch.bfloat16),
+        )
+        assert (world.pool_dtype is torch.bfloat16) == (chosen is not None)
+        world.load(adapter.host())
+        for i in range(6):
+            revision = adapter.revision_id if i % 2 else None
+            world.submit(f"q{i}", prompt_of(3 + 9 * i), revision, sampling=Sampling(max_tokens=1, logprobs=1))
+        world.finish()
+        world.assert_idle()
+        answers.append([world.transcripts[f"q{i}"].logprobs[0].chosen for i in range(6)])
+    torch.testing.assert_close(torch.tensor(answers[0]), torch.tensor(answers[1]), atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("size", [2, 24, 40, 92, 577])
+def test_bfloat16_numbers_are_computed_in_float32_and_rounded_once(step: CpuStep, size: int) -> None:
+    torch.manual_seed(size)
+
+    def hold(function, *given: torch.Tensor) -> None:
+        halves = [tensor.bfloat16() for tensor in given]
+        got = function(*halves)
+        assert got.dtype is torch.bfloat16
+        assert torch.equal(got, function(*(tensor.float() for tensor in halves)).bfloat16())
+
+    x, both, weight = torch.randn(4, size), torch.randn(9, 2 * size) * 30, torch.randn(21, size).bfloat16()
+    hold(lambda x, add: step.thin(x, weight, add[0], add), x, torch.randn(4, 21))
+    hold(lambda x, weight: step.norm(x, weight, 1e-5), x, x[0])
+    hold(step.gated, both)
+    hold(lambda x, cos, sin: step.rotate(x, 3, cos, sin), torch.randn(7, 5, 2 * size), *torch.randn(2, 7, size))
+    keys, values, q = (*torch.randn(2, 6, 16, 2, size).unbind(), torch.randn(5, 10, size))
+    table = torch.randint(0, 6, (5, 3), dtype=torch.int32)
+    ends, begins = (
+        torch.tensor([1, 16, 17, 40, 48], dtype=torch.int32),
+        torch.tensor([0, 0, 5, 39, 2], dtype=torch.int32),
+    )
+    for cap in (None, 3.0):
+        hold(lambda *t, cap=cap: step.attend(*t, table, begins, ends, scale=0.2, softcap=cap), q, keys, values)
+
+
 def test_a_matrix_that_bfloat16_does_not_hold_is_not_read_as_such(step: CpuStep) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(32, 48).bfloat16().float(), torch.randn(2, 48)
@@ -195,29 +309,45 @@ def test_a_step_in_bfloat16_has_the_bits_of_copied_rows(step: CpuStep, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("text", "instead"),
+    ("file", "text", "instead"),
     [
-        ("if (bias) value += bias[o];", ""),
-        ("/ size + eps)", "/ size)"),
-        ("dot(query + h * size, key + h / fold * size, size) * scale", "dot(query + h * size, key, size) * scale"),
-        ("to[i] = gate[i] / (exponential_one(-gate[i]) + 1.0f)", "to[i] = gate[i]"),
-        ("to[i + half] = b * c[i] + a * s[i];", "to[i + half] = b * c[i] - a * s[i];"),
-        ("(mine.ranks[k + i] * pool.subs + u) * pool.in", "mine.ranks[k + i] * pool.subs * pool.in"),
-        ("{0, mine.own}, own)", "{1, mine.own}, own)"),
-        ("case 2: shrink_rows<2>", "case 2: shrink_rows<1>"),
-        ("edges[u + 1], columns_of(mine.count)", "edges[u] + kWide, columns_of(mine.count)"),
-        ("edges[u + 1], columns_of(count)", "edges[u] + kWide, columns_of(count)"),
-        ("case 4: along<1, 4>", "case 4: along<1, 3>"),
-        ("case 7: along<2, 3>", "case 7: along<2, 2>"),
-        ("(bits >> 16 & 1) + 0x7fff", "0"),
-        ("widen_row(half->y + given[i] * out, tile_y + i * out, out);", ""),
+        ("step.cpp", "if (bias) value += number(bias[o]);", ""),
+        ("step.cpp", "/ size + eps)", "/ size)"),
+        ("step.cpp", "f(h, h / fold * size, heads)", "f(h, 0, heads)"),
+        ("step.cpp", "std::fill(scores + count, scores + padded, -1e30f);", ""),
+        ("step.cpp", "g / (exponential(Floats{} - g) + 1.0f) * u", "g"),
+        ("step.cpp", "b * cos + a * sin", "b * cos - a * sin"),
+        ("step.cpp", "weigh<kHeads, 1>(weights, apart, values, places, to, size, at, 0, ahead)", "at"),
+        ("adapters.h", "(mine.ranks[k + i] * pool.subs + u) * pool.in", "mine.ranks[k + i] * pool.subs * pool.in"),
+        ("adapters.h", "{0, mine.own}, own)", "{1, mine.own}, own)"),
+        ("adapters.h", "case 2: shrink_rows<2>", "case 2: shrink_rows<1>"),
+        ("adapters.h", "edges[u + 1], columns_of(mine.count)", "edges[u] + kWide, columns_of(mine.count)"),
+        ("adapters.h", "edges[u + 1], columns_of(count)", "edges[u] + kWide, columns_of(count)"),
+        ("adapters.h", "case 4: along<1, 4>", "case 4: along<1, 3>"),
+        ("adapters.h", "case 7: along<2, 3>", "case 7: along<2, 2>"),
+        ("adapters.h", "copy_row(half->y + given[i] * out, tile_y + i * out, out);", ""),
+        (
+            "vectors.h",
+            "Halves narrow(Floats value) {",
+            "Halves narrow(Floats value) { if (value[0] > 1) return Halves{};",
+        ),
+        ("tiles.h", "if (!two) continue;\n        _tile_loadd(3", "if (true) continue;\n        _tile_loadd(3"),
+        ("tiles.h", "pool.in - t * kPairs) : __m512i{}", "kPairs) : __m512i{}"),
+        ("tiles.h", "const __m512i low = spread(one + c, first - c)", "const __m512i low = spread(one + c, 1)"),
+        ("tiles.h", "store(rest + r * apart, value - load(shrunk + r * apart));", "store(rest + r * apart, value);"),
+        ("tiles.h", "store_part(to + kEdge, load_part(to + kEdge, rest) + second, rest);", ""),
     ],
 )
-def test_a_step_that_computes_something_else_is_refused(step, tmp_path, monkeypatch, text: str, instead: str) -> None:
-    source = SOURCE.read_text()
+def test_a_step_that_computes_something_else_is_refused(
+    step: CpuStep, tmp_path, monkeypatch, file: str, text: str, instead: str
+) -> None:
+    if file == "tiles.h" and step.pool_dtype is torch.float32:
+        pytest.skip("this machine has no matrix unit")
+    shutil.copytree(SOURCE.parent, tmp_path / "cpu")
+    source = (tmp_path / "cpu" / file).read_text()
     assert text in source
-    (tmp_path / "step.cpp").write_text(source.replace(text, instead))
-    monkeypatch.setattr(compiled, "SOURCE", tmp_path / "step.cpp")
+    (tmp_path / "cpu" / file).write_text(source.replace(text, instead))
+    monkeypatch.setattr(compiled, "SOURCE", tmp_path / "cpu" / SOURCE.name)
     monkeypatch.setattr(compiled, "_OPTIMIZE", "-O0")  # what is wrong is wrong at once
     with pytest.raises(CompilerMissing, match="something else than torch"):
         compiled._build.__wrapped__()
