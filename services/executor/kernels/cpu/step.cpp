@@ -14,8 +14,9 @@
 
 namespace {
 
-template <int kRows, typename T>
-void thin_rows(const T* x, const uint16_t* weight, const T* bias, const T* add, T* y, int64_t in, int64_t out, int threads) {
+template <int kRows>
+void thin_rows(const float* x, const uint16_t* weight, const float* bias, const float* add, float* y, int64_t in,
+               int64_t out, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t o = 0; o < out; ++o) {
     const uint16_t* row = weight + o * in;
@@ -42,21 +43,10 @@ void thin_rows(const T* x, const uint16_t* weight, const T* bias, const T* add, 
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       float value = total(first[r] + second[r]);
-      if (bias) value += number(bias[o]);
-      if (add) value += number(add[r * out + o]);
-      put(y + r * out + o, value);
+      if (bias) value += bias[o];
+      if (add) value += add[r * out + o];
+      y[r * out + o] = value;
     }
-  }
-}
-
-template <typename T>
-void thin(const T* x, const uint16_t* weight, const T* bias, const T* add, T* y, int64_t rows, int64_t in, int64_t out,
-          int threads) {
-  switch (rows) {
-    case 1: return thin_rows<1>(x, weight, bias, add, y, in, out, threads);
-    case 2: return thin_rows<2>(x, weight, bias, add, y, in, out, threads);
-    case 3: return thin_rows<3>(x, weight, bias, add, y, in, out, threads);
-    default: return thin_rows<4>(x, weight, bias, add, y, in, out, threads);
   }
 }
 
@@ -283,10 +273,16 @@ extern "C" {
 
 // What `half` is not 0 for is bfloat16 instead of float32: computed in float32, and rounded once.
 
-// y = x @ weight.T + bias + add. weight bfloat16 [out, in]; bias [out] and add [rows, out] may be null; 1 to 4 rows.
-void loraport_thin(int half, const void* x, const uint16_t* weight, const void* bias, const void* add, void* y,
-                   int64_t rows, int64_t in, int64_t out, int threads) {
-  EITHER(thin((const T*)x, weight, (const T*)bias, (const T*)add, (T*)y, rows, in, out, threads))
+// y = x @ weight.T + bias + add. weight bfloat16 [out, in], all else float32; bias [out] and add [rows, out] may be null;
+// 1 to 4 rows.
+void loraport_thin(const float* x, const uint16_t* weight, const float* bias, const float* add, float* y, int64_t rows,
+                   int64_t in, int64_t out, int threads) {
+  switch (rows) {
+    case 1: return thin_rows<1>(x, weight, bias, add, y, in, out, threads);
+    case 2: return thin_rows<2>(x, weight, bias, add, y, in, out, threads);
+    case 3: return thin_rows<3>(x, weight, bias, add, y, in, out, threads);
+    default: return thin_rows<4>(x, weight, bias, add, y, in, out, threads);
+  }
 }
 
 // y = x * weight / sqrt(mean(x^2) + eps), row by row; y may be x.

@@ -63,15 +63,6 @@ inline Floats load(const uint16_t* from) {
   return out;
 }
 
-inline float number(float value) { return value; }
-
-inline float number(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-
 // The last few numbers of a row, with zeros behind them: so the rest is computed by the same instructions as the others.
 inline Floats load_part(const float* from, int64_t count) {
   float part[kWide] = {};
@@ -108,9 +99,6 @@ inline void store_part(uint16_t* to, Floats value, int64_t count) {
   const Halves halves = narrow(value);
   std::memcpy(to, &halves, count * sizeof(uint16_t));
 }
-
-inline void put(float* to, float value) { *to = value; }
-inline void put(uint16_t* to, float value) { *to = narrow(all(value))[0]; }
 
 // The same numbers as another type.
 template <typename From, typename To>
