@@ -56,10 +56,9 @@ class Backend:
 
 def cpu_backend(step: CpuStep | None = None, *, products: torch.dtype = torch.float32) -> Backend:
     """Return what runs everywhere, for a base that computes in `products`."""
-    halves = step is not None and products is torch.bfloat16
     return Backend(
         device=torch.device("cpu"),
-        pool_dtype=step.pool_dtype if halves and step is not None else POOL_DTYPE,
+        pool_dtype=step.pool_dtype if step is not None and products is torch.bfloat16 else POOL_DTYPE,
         link=CpuLink(),
         attention=torch_attention,
         step=step,

@@ -4,11 +4,8 @@ Layout per group: a [layers, pages * page_rows, subs, in]; b [layers, pages * pa
 after the other. An adapter's rank row i lives in pool row pages[i // page_rows] * page_rows + i % page_rows of every
 group. Steps read the rows there; nothing is copied for them.
 
-On a CPU the rows are float32 and torch's own paths read them (`lora_linear.py`); on a GPU they have the base's dtype
-and the kernels read them (`gpu_lora.py`), in the same layout. Bytes come over a link (`device_link.py`).
-
-Pages are zeroed when they are freed. With `poison` they are filled with NaN instead and zeroed when they are given
-out, so that a test sees any read of a page without an owner.
+On a CPU the rows are float32, or bfloat16 where a matrix unit reads them (`lora_linear.py`); on a GPU they have the
+base's dtype and the kernels read them (`gpu_lora.py`), in the same layout. Bytes come over a link (`device_link.py`).
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ from services.executor.model.lora_linear import (
     make_batch,
 )
 
-# What adapters are kept and computed in on a CPU, whatever the base's dtype: nothing of a published number is lost, and
-# no CPU path is faster in another.
+# What adapters are kept and computed in on a CPU, whatever the base's dtype: nothing of a published number is lost.
+# Only a matrix unit is faster in another (`cpu_backend`).
 POOL_DTYPE = torch.float32
 
 # Steps whose arrangement is kept: decoding repeats the last one, and its head's, until a row joins or leaves.

@@ -26,6 +26,9 @@ constexpr int kColumns = 256;  // columns of B that are paired at a time: of 64 
 // What the kernel wants to be asked before a process uses tiles (ARCH_REQ_XCOMP_PERM of XTILEDATA).
 bool may_use_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
+// What was written is in memory before a tile reads it: headers of some GCCs do not tell the compiler what tiles read.
+inline void written() { asm volatile("" ::: "memory"); }
+
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
@@ -40,6 +43,7 @@ void shape_tiles(int64_t rows) {
     shapes.bytes[tile] = 4 * kEdge;
     shapes.rows[tile] = tile >= 4 && tile <= 6 ? std::min<int64_t>(rows, kEdge) : kEdge;
   }
+  asm volatile("" ::"r"(&shapes) : "memory");  // see `written`
   _tile_loadconfig(&shapes);
 }
 
@@ -163,6 +167,7 @@ void shrink_tiles(const HalfPool& pool, const int64_t* ranks, int64_t own, int64
     for (int64_t g = 0; g * kEdge < count; g += 2) {
       const bool two = (g + 1) * kEdge < count;
       const uint16_t* const x = room.x + g * room.deep * kTileBytes / 2;
+      written();
       _tile_zero(0);
       _tile_zero(1);
       for (int64_t t = 0; t < room.deep; ++t) {
@@ -173,6 +178,7 @@ void shrink_tiles(const HalfPool& pool, const int64_t* ranks, int64_t own, int64
             const uint16_t* row = i < some ? pool.a + ranks[k + i] * stride + u * pool.in + t * kPairs : nullptr;
             _mm512_store_si512(room.a + i * kPairs, row ? load_some(row, pool.in - t * kPairs) : __m512i{});
           }
+          written();
           _tile_loadd(2, room.a, 64);
         }
         _tile_loadd(3, x + t * kTileBytes / 2, 64);
@@ -187,9 +193,11 @@ void shrink_tiles(const HalfPool& pool, const int64_t* ranks, int64_t own, int64
                    room.shrunk + at * room.apart + k, room.left_of(own) + at * room.apart + k, room.apart);
       };
       _tile_stored(0, room.sums, 64);
+      written();
       split(g);
       if (!two) continue;
       _tile_stored(1, room.sums, 64);
+      written();
       split(g + 1);
     }
   }
@@ -224,6 +232,7 @@ void expand_tiles(const HalfPool& pool, uint16_t* y, const int64_t* rows, int64_
   };
   for (int64_t c = 0; c < width; c += 2 * kEdge) {
     for (int64_t g = 0; g < count; g += kEdge) {
+      written();
       _tile_zero(4);
       _tile_zero(5);
       for (int64_t t = 0; t < deep; ++t) {
@@ -233,6 +242,7 @@ void expand_tiles(const HalfPool& pool, uint16_t* y, const int64_t* rows, int64_
       }
       _tile_stored(4, room.sums, 8 * kEdge);
       _tile_stored(5, room.sums + kEdge, 8 * kEdge);
+      written();
       for (int64_t r = g; r < std::min(count, g + kEdge); ++r) {
         uint16_t* const to = y + rows[r] * pool.out + at + c;
         const float* const sums = room.sums + (r - g) * 2 * kEdge;
