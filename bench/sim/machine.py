@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from bench.sim.workloads import Call
 from services.executor.adapter_pool import AdapterPool, Berth
 from services.executor.eviction import make_policy
-from services.executor.prefill import PrefillShares, Prompt, PromptPace
+from services.executor.prefill import PrefillShares, Prompt, PromptPace, count_waiting
 from services.router.members import Shape
 from services.router.prices import StepTotals
 from services.shared.residency import Notice, Resident
@@ -253,9 +253,10 @@ class Machine:
             return
         self._stepping = True
         decode = [job for job in self._rows if not job.prompt_left]
-        shares = self._shares(
-            [job for job in self._rows if job.prompt_left], self._pace.beside(len(decode), self.model.step_tokens)
-        )
+        asking = [job for job in self._rows if job.prompt_left]
+        tenants = [job.call.tenant for job in (*asking, *self._waiting)]
+        waiting = count_waiting(tenants, [job.call.tenant for job in decode])
+        shares = self._shares(asking, self._pace.beside(len(decode), self.model.step_tokens, waiting=waiting))
         prefill = sum(shares.values())
         context = sum(job.call.prompt + job.made for job in decode)
         revisions = {job.revision: self.model.mib(job.call.rank) for job in self._rows if job.revision}

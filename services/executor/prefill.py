@@ -8,8 +8,8 @@ as long as its tokens, and whoever comes in the middle of it waits for its end.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 # One in so many of a step's tokens is divided equally.
@@ -32,8 +32,8 @@ PART_OF_STEP = 16
 # More where prompts are cheap: as many as make a step so much longer than one without. Where a matrix unit computes
 # prompts, 512 tokens take four times as long as 32 rows that generate, not nine times.
 LENGTHEN = 1.0
-# What the newest step counts for in how long one without prompts takes, and the most that one step changes about how
-# many tokens prompts take: either may have been held up by something else.
+# What the newest step counts for in how long one without prompts takes (the first ones count alike), and the most that
+# one step changes about how many tokens prompts take: either may have been held up by something else.
 NEWEST, CHANGE = 0.1, 1.25
 
 
@@ -45,38 +45,66 @@ class Prompt:
     left: int
 
 
+def count_waiting(asking: Iterable[Hashable], generating: Iterable[Hashable]) -> int:
+    """Return how many prompts count as waiting, given the tenant of each, and of each row that generates.
+
+    A tenant's prompts count for as many as it has rows that generate, for one at least: the many prompts of one tenant
+    hold up its own rows, not another's.
+    """
+    own = Counter(generating)
+    return sum(min(count, max(1, own[tenant])) for tenant, count in Counter(asking).items())
+
+
 class PromptPace:
     """How many tokens prompts may take in a step, by what steps took. Pure.
+
+    Beside rows that generate, prompts make a step longer by at most LENGTHEN of one without, and by as much more as
+    there are prompts that wait for each of these rows: what those who read lose in sum is then no more than a step's
+    time of everybody, and a burst is soon at work together.
 
     A controller and not a model: what a step with prompts takes beyond their tokens is not the same on two machines, or
     with two sets of adapters.
     """
 
     def __init__(self) -> None:
-        self._decode_s = self._tokens = 0.0
+        self._plain: dict[
+            int, tuple[float, int]
+        ] = {}  # steps without prompts by the bits of their rows: seconds, count
+        self._tokens = 0.0  # that make a step longer by LENGTHEN
+        self._stretch = 1.0  # of the step that was planned last
 
     def note(self, *, decoding: int, prompt_tokens: int, took_s: float) -> None:
         """Count a step of rows that generate, `decoding` of them, and of tokens of prompts."""
-        if decoding and not prompt_tokens:
-            self._decode_s += (took_s - self._decode_s) * (NEWEST if self._decode_s else 1.0)
-        if not decoding or not prompt_tokens or not self._decode_s:
+        if not decoding:
             return
-        longer, allowed = took_s - self._decode_s, LENGTHEN * self._decode_s
+        size = decoding.bit_length()
+        if not prompt_tokens:
+            known_s, count = self._plain.get(size, (0.0, 0))
+            self._plain[size] = (known_s + (took_s - known_s) * max(NEWEST, 1 / (count + 1)), count + 1)
+            return
+        if not self._plain:
+            return
+        decode_s, _ = self._plain[min(self._plain, key=lambda known: (abs(known - size), known))]
+        longer, allowed = took_s - decode_s, LENGTHEN * self._stretch * decode_s
         by = min(CHANGE, max(1 / CHANGE, allowed / longer if longer > 0 else CHANGE))
+        tokens = prompt_tokens / self._stretch
         if by < 1:
             self._tokens *= by
-        elif prompt_tokens >= self._tokens / CHANGE:  # with far fewer than they might have taken it says nothing
-            self._tokens = prompt_tokens * by
+        elif tokens >= self._tokens / CHANGE:  # with far fewer than they might have taken it says nothing
+            self._tokens = tokens * by
 
-    def beside(self, decoding: int, step_tokens: int) -> int:
-        """Return how many tokens prompts may take in a step of at most `step_tokens` in which `decoding` rows generate.
+    def beside(self, decoding: int, step_tokens: int, *, waiting: int = 0) -> int:
+        """Return how many tokens prompts may take in a step of at most `step_tokens` in which `decoding` rows generate
+        and `waiting` prompts count (`count_waiting`).
 
         A step lasts as long as its tokens: without a bound, who reads an answer waits for every prompt that came in.
         """
         left = step_tokens - decoding
         if not decoding:
             return left
-        return min(left, max(step_tokens // PART_OF_STEP, PER_DECODING_ROW * decoding, int(self._tokens)))
+        self._stretch = 1.0 + max(0, waiting - 1) / decoding
+        least = max(step_tokens // PART_OF_STEP, PER_DECODING_ROW * decoding)
+        return min(left, int(max(least, self._tokens) * self._stretch))
 
 
 class PrefillShares:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from services.executor.block_tables import BlockTables
 from services.executor.kv_blocks import BlockPool
 from services.executor.plan import Plan, Row, RowResult, SchedulerLimits, StepResult
-from services.executor.prefill import PrefillShares, Prompt, PromptPace
+from services.executor.prefill import PrefillShares, Prompt, PromptPace, count_waiting
 from services.executor.request import (
     Ended,
     Event,
@@ -138,7 +138,10 @@ class Scheduler:
         step = _Step(self.limits.max_step_tokens)
         for request in [r for r in self._running if r.pending == 1]:
             self._grow(request, 1, step)
-        step.budget = self._pace.beside(len(step.rows), self.limits.max_step_tokens)
+        asking = [r.spec.salt for r in (*self._running, *self._waiting) if r.pending > 1]
+        generating = [r.spec.salt for r in self._running if r.pending == 1]
+        waiting = count_waiting(asking, generating)
+        step.budget = self._pace.beside(len(step.rows), self.limits.max_step_tokens, waiting=waiting)
         joined = self._admit(now, step) if not step.preempted else set()
         self._prefill(joined, now, step)
         rows = sorted(step.rows, key=lambda row: (row.revision_id is not None, row.revision_id or ""))

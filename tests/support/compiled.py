@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.executor.kernels.compiled import CompilerMissing, CpuStep, load_step
+from services.executor.kernels.compiled import CompilerMissing, load_step
+from services.executor.kernels.cpu_step import CpuStep
 
 
 def compiled_step() -> CpuStep:

@@ -15,7 +15,7 @@ from services.executor.engine.loads import Lease
 from services.executor.engine.loop import Engine, EngineOptions
 from services.executor.engine.staging import stage
 from services.executor.intake import HostAdapter
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.model.interface import Decoder
 from services.executor.model.native import load_native
 from services.executor.request import Ended, Event, RequestSpec, Sampling, Score, Started, Tokens

@@ -14,7 +14,7 @@ from services.executor.engine.decode_graphs import DecodeGraphs
 from services.executor.engine.device_link import CpuLink, CudaLink, DeviceLink
 from services.executor.engine.device_pool import POOL_DTYPE, DevicePool
 from services.executor.engine.graph_device import CudaGraphs, GraphDevice
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.kernels.gpu_lora import GpuLora
 from services.executor.kernels.graphs import CaptureBudget
 from services.executor.kernels.layout import RowLayout

@@ -18,7 +18,7 @@ import torch
 
 from services.executor.engine.device_link import CpuLink, DeviceLink
 from services.executor.engine.staging import Staged
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.kernels.layout import GroupSpec, RowLayout, page_rows
 from services.executor.kernels.shrink_expand import Bank
 from services.executor.kernels.work import Resident

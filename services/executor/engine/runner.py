@@ -15,6 +15,7 @@ from services.executor.kernels.layout import make_layout
 from services.executor.model.attention import AttentionSpan, KvCache
 from services.executor.model.interface import Adapters, Decoder, Packed
 from services.executor.model.paged_attention import AttentionMaker
+from services.executor.model.products import full_rows
 from services.executor.plan import Plan, Row, RowResult, StepResult
 
 
@@ -49,7 +50,7 @@ class Runner:
         replayed = self._graphs.run(plan.rows, owners, revisions) if self._graphs is not None else None
         if replayed is not None:
             logits, path = replayed
-            results = tuple(sample(logits, plan.rows, eos_ids=self.decoder.info.eos_ids))
+            results = tuple(sample(logits, plan.rows, eos_ids=self.decoder.info.eos_ids, step=self.cache.step))
             return StepResult(step=plan.step, rows=results, kernel_path=self._path(path))
         lora = self._arrange(owners, [len(row.tokens) for row in plan.rows], revisions)
         hidden = self.decoder.hidden(self._pack(plan.rows, lora))
@@ -70,8 +71,9 @@ class Runner:
         for row in rows:
             spans.append(AttentionSpan(position, len(row.tokens), row.start, row.blocks))
             position += len(row.tokens)
-        tokens = torch.tensor([token for row in rows for token in row.tokens], device=self._device)
-        places = [position for row in rows for position in range(row.start, row.end)]
+        padding = [0] * (full_rows(position) - position) if self._device.type == "cpu" else []
+        tokens = torch.tensor([token for row in rows for token in row.tokens] + padding, device=self._device)
+        places = [position for row in rows for position in range(row.start, row.end)] + padding
         positions = torch.tensor(places, device=self._device)
         return Packed(tokens, positions, self._attention.step(spans), lora)
 
@@ -88,7 +90,7 @@ class Runner:
         index = torch.tensor([last[i] for i in chosen], device=self._device)
         lora = self._arrange([owners[i] for i in chosen], [1] * len(chosen), revisions)
         logits = self.decoder.logits(hidden.index_select(0, index), lora)
-        sampled = sample(logits, [rows[i] for i in chosen], eos_ids=self.decoder.info.eos_ids)
+        sampled = sample(logits, [rows[i] for i in chosen], eos_ids=self.decoder.info.eos_ids, step=self.cache.step)
         by_id = {result.request_id: result for result in sampled}
         return tuple(by_id.get(row.request_id) or RowResult(request_id=row.request_id) for row in rows)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.plan import Row, RowResult
 from services.executor.request import FinishReason, Logprob
 
@@ -31,16 +32,20 @@ def uniform(seed: int, step: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row], *, eos_ids: frozenset[int]) -> list[RowResult]:
-    """Return one result per row. logits [rows, vocab], any float dtype; may be overwritten.
+def sample(
+    logits: torch.Tensor, rows: Sequence[Row], *, eos_ids: frozenset[int], step: CpuStep | None = None
+) -> list[RowResult]:
+    """Return one result per row. logits [rows, vocab], any float dtype; may be overwritten. `step` may be given on a
+    CPU.
 
     A row with a NaN, or with any infinity, fails with NON_FINITE_LOGITS and no token; other rows are not affected.
     """
-    finite = torch.isfinite(logits.sum(dim=-1, dtype=torch.float32)).tolist()
-    if not all(finite):
-        # A sum may overflow where no element does: look closely before a row is failed.
-        finite = torch.isfinite(logits).all(dim=-1).tolist()
-    greedy = _argmax(logits).tolist()
+    if step is not None and logits.dtype in (torch.float32, torch.bfloat16) and logits.is_contiguous():
+        greedy = step.largest(logits).tolist()
+        finite = [token >= 0 for token in greedy]
+    else:
+        finite = _finite(logits)
+        greedy = _argmax(logits).tolist()
     results = [
         RowResult(request_id=row.request_id, token=greedy[i])
         if finite[i]
@@ -53,6 +58,14 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], *, eos_ids: frozenset[int]
         for i, result in zip(special, _sample_rows(some, [rows[i] for i in special], eos_ids), strict=True):
             results[i] = result
     return results
+
+
+def _finite(logits: torch.Tensor) -> list[bool]:
+    finite: list[bool] = torch.isfinite(logits.sum(dim=-1, dtype=torch.float32)).tolist()
+    if not all(finite):
+        # A sum may overflow where no element does: look closely before a row is failed.
+        finite = torch.isfinite(logits).all(dim=-1).tolist()
+    return finite
 
 
 def _is_plain(row: Row) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.executor.kernels.compiled import CpuStep, LoraStep
+from services.executor.kernels.cpu_step import CpuStep, LoraStep
 from services.executor.kernels.threads import on_one_thread
 
 # Multiply-adds below which a dense product is left to one thread. MKL shares it from 28 rows on, and handing over costs

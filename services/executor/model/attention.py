@@ -3,7 +3,8 @@
 The cache of a layer has shape [blocks, block_size, kv_heads, head_dim]; block 0 is the null block and stays zero.
 Rows are handled in groups that share one product: all rows that decode and have about the same context
 (padded to the longest with the null block), and all prefill chunks of one shape. Grouping is decided once per step;
-the layers repeat it. In float32, decoding rows read the cache where it lies (paged_decode.py).
+the layers repeat it. In float32, decoding rows read the cache where it lies (paged_decode.py). With a compiled step,
+all rows that decode are one group, and short prefill chunks with them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.kv_blocks import NULL_BLOCK
 from services.executor.model.paged_decode import CompiledDecode, PagedDecode
+
+# Rows x positions of prefill chunks of one shape up to which a compiled step reads the cache for each of their rows.
+# Products of whole chunks cost little for each position, and much to start: beside 16 rows that decode, in bfloat16, a
+# chunk of 64 tokens takes 139 µs by rows and 189 by products, one of 128 323 and 280, three of 64 311 and 293.
+_SHORT = 1 << 13
 
 
 class KvCache:
@@ -33,6 +39,7 @@ class KvCache:
         self.spare_block = blocks if spare else None
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = tuple(zip(self.k.unbind(), self.v.unbind(), strict=True))
         self.step = step if dtype in (torch.float32, torch.bfloat16) else None
         self._poison = poison
         if poison:
@@ -113,8 +120,10 @@ class AttentionBatch:
         self._fold = q_heads // kv_heads
         self._kv_heads = kv_heads
         self._slots = _slots(spans, cache.block_size).to(cache.k.device)
-        groups = _group(spans, ragged=cache.step is not None)
+        together, groups = _group(spans, cache.step is not None)
         self._groups = [_make_group(group, cache, q_heads, kv_heads) for group in groups]
+        if together and cache.step is not None:
+            self._groups.append(_compiled_group(together, cache.step, self._fold))
         self._whole = len(self._groups) == 1 and _is_range(spans)
 
     def attend(
@@ -125,21 +134,43 @@ class AttentionBatch:
 
         Semantics: out[t] = softmax(cap(scale * q[t] · K)) V over the positions up to t of t's own request, of which
             `window` keeps the last so many, t included; cap(s) = softcap * tanh(s / softcap), s itself without softcap.
-        Shapes: q [rows, q_heads, head_dim]; k, v [rows, kv_heads, head_dim]; returns [rows, q_heads * head_dim].
+        Shapes: q [rows, q_heads, head_dim]; k, v [rows, kv_heads, head_dim]; returns [rows, q_heads * head_dim]. Rows
+            behind those of the spans are padding: nothing is written for them, their output is zero.
         """
-        keys, values = self._cache.k[layer], self._cache.v[layer]
-        head_dim = q.shape[2]
-        keys.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, k)
-        values.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, v)
+        keys, values = self._cache.layers[layer]
+        head_dim, rows = q.shape[2], len(self._slots)
+        keys.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, k[:rows])
+        values.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, v[:rows])
         rule = _Rule(scale, window, softcap)
-        if self._whole:
+        if self._whole and rows == len(q):
             return self._attend_group(self._groups[0], q, k, v, keys, values, rule)
         out = q.new_empty(q.shape[0], q.shape[1] * head_dim)
+        out[rows:] = 0
         for group in self._groups:
             mine = group.rows
             some = [t.index_select(0, mine) for t in (q, k, v)]
             out.index_copy_(0, mine, self._attend_group(group, some[0], some[1], some[2], keys, values, rule))
         return out
+
+    @property
+    def is_one_call(self) -> bool:
+        """Says whether the compiled step computes all rows of the step together."""
+        return self._whole and isinstance(self._groups[0].paged, CompiledDecode)
+
+    def rotate_and_attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], *,
+        scale: float, window: int | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The same as `attend` of q and k that are rotated first, where the step `is_one_call`.
+
+        Shapes: `turn` is cos and sin, [rows, head_dim / 2].
+        """
+        compiled, rows = self._groups[0].paged, len(self._slots)
+        assert isinstance(compiled, CompiledDecode)
+        keys, values = self._cache.layers[layer]
+        fresh = (k, v, self._slots)
+        out = compiled.attend(q[:rows], keys, values, scale=scale, window=window, softcap=None, fresh=fresh, turn=turn)
+        return out if rows == len(q) else pad(out, (0, 0, 0, len(q) - rows))
 
     def _attend_group(
         self, group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
@@ -194,15 +225,18 @@ def _slots(spans: Sequence[AttentionSpan], block_size: int) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _group(spans: Sequence[AttentionSpan], *, ragged: bool) -> list[list[AttentionSpan]]:
-    """Decoding spans by context within a factor of about 1.5, or all together where `ragged` contexts cost nothing;
-    prefill spans by exact shape."""
+def _group(spans: Sequence[AttentionSpan], compiled: bool) -> tuple[list[AttentionSpan], list[list[AttentionSpan]]]:
+    """Return what a compiled step computes together, and the groups of all others: decoding spans by context within a
+    factor of about 1.5, prefill spans by exact shape."""
     groups: dict[tuple[int, int], list[AttentionSpan]] = {}
     for span in spans:
-        bucket = 0 if ragged else _bucket(len(span.blocks))
-        key = (1, bucket) if span.count == 1 else (span.count, span.start)
+        key = (1, 0 if compiled else _bucket(len(span.blocks))) if span.count == 1 else (span.count, span.start)
         groups.setdefault(key, []).append(span)
-    return list(groups.values())
+    if not compiled:
+        return [], list(groups.values())
+    few = {key for key, group in groups.items() if key[0] == 1 or len(group) * key[0] * sum(key) <= _SHORT}
+    together = [span for span in spans if (span.count, 0 if span.count == 1 else span.start) in few]
+    return together, [group for key, group in groups.items() if key not in few]
 
 
 def _bucket(blocks: int) -> int:
@@ -213,6 +247,12 @@ def _bucket(blocks: int) -> int:
     return size
 
 
+def _compiled_group(spans: Sequence[AttentionSpan], step: CpuStep, fold: int) -> _Group:
+    rows = torch.tensor([row for span in spans for row in range(span.row, span.row + span.count)])
+    starts, counts, blocks = ([getattr(span, name) for span in spans] for name in ("start", "count", "blocks"))
+    return _Group(rows, len(rows), 1, None, rows, 0, fold, paged=CompiledDecode(starts, counts, blocks, step))
+
+
 def _make_group(spans: Sequence[AttentionSpan], cache: KvCache, q_heads: int, kv_heads: int) -> _Group:
     count, fold, block_size, device = spans[0].count, q_heads // kv_heads, cache.block_size, cache.k.device
     rows = torch.tensor([row for span in spans for row in range(span.row, span.row + count)], device=device)
@@ -220,9 +260,6 @@ def _make_group(spans: Sequence[AttentionSpan], cache: KvCache, q_heads: int, kv
     last = starts[:, None] + torch.arange(count, device=device)[None, :]
     if count > 1 and spans[0].start == 0:
         return _Group(rows, len(spans), count, None, last[:1], count, fold)
-    if count == 1 and cache.step is not None:
-        decode = CompiledDecode([s.start for s in spans], [s.blocks for s in spans], cache.step)
-        return _Group(rows, len(spans), count, None, last, 0, fold, paged=decode)
     if count == 1 and cache.k.dtype is torch.float32 and cache.k.device.type == "cpu":
         paged = PagedDecode(
             [s.start for s in spans], [s.blocks for s in spans], block_size=block_size, q_heads=q_heads,

@@ -62,7 +62,8 @@ class Adapters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One step's input. tokens and positions are int64 [rows]."""
+    """One step's input. tokens and positions are int64 [rows]; rows behind those of the attention's spans are padding,
+    whose output means nothing."""
 
     tokens: torch.Tensor
     positions: torch.Tensor

@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.model.config import ConfigUnsupported
 from services.executor.model.families import NATIVE, Wanted, choose_path
 from services.executor.model.interface import Decoder, ModelUnsupported

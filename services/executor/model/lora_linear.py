@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.kernels.dispatch import BASE, choose_path, has_many_rows
 from services.executor.kernels.layout import RowLayout, Segment
 from services.executor.kernels.shrink_expand import Bank, CompiledRows, PagedStep, Run, add_run, gather_run, make_run
@@ -106,9 +106,14 @@ class LoraBatch:
         if y.dtype is x.dtype and part.takes(y.dtype) and y.is_contiguous():
             part.add(y, x, layer)
             return
-        low, dtype = self.layout.base_rows, torch.float32 if part.takes(torch.float32) else torch.bfloat16
-        own = y.to(dtype, memory_format=torch.contiguous_format, copy=True)
-        part.add(own, x.to(dtype), layer)
+        low = self.layout.base_rows
+        if not part.takes(torch.float32):  # what is added is rounded to bfloat16, what it is added to is not
+            own = torch.zeros(y.shape, dtype=torch.bfloat16)
+            part.add(own, x.to(torch.bfloat16), layer)
+            y[low:] += own[low:]
+            return
+        own = y.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+        part.add(own, x.float(), layer)
         y[low:] = own[low:].to(y.dtype)
 
     def add_embedding(self, y: torch.Tensor, tokens: torch.Tensor, *, gain: float = 1.0) -> None:

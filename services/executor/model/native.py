@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.kernels.layout import GroupSpec
+from services.executor.model.attention import AttentionBatch
 from services.executor.model.config import ConfigUnsupported, NativeConfig, read_config
 from services.executor.model.families import NATIVE
 from services.executor.model.interface import (
@@ -158,13 +159,15 @@ class NativeDecoder:
         if layer.q_norm is not None:
             q = rms_norm(q, (config.head_dim,), layer.q_norm, config.norm_eps)
             k = rms_norm(k, (config.head_dim,), layer.k_norm, config.norm_eps)
-            qk = torch.cat((q, k), dim=1)
-        else:
-            qk = heads[:, : config.heads + config.kv_heads]
-        if config.rotary[index]:
+        rule: dict[str, Any] = {"scale": config.head_dim**-0.5, "window": config.windows[index]}
+        attention, rotary = packed.attention, config.rotary[index]
+        if rotary and self._step is not None and isinstance(attention, AttentionBatch) and attention.is_one_call:
+            return attention.rotate_and_attend(index, q, k, v, turn, **rule)
+        if rotary:
+            qk = heads[:, : config.heads + config.kv_heads] if layer.q_norm is None else torch.cat((q, k), dim=1)
             qk = _rotate(qk, *turn) if self._step is None else self._step.rotate(qk, qk.shape[1], *turn)
-        q, k = torch.split(qk, [config.heads, config.kv_heads], dim=1)
-        return packed.attention.attend(index, q, k, v, scale=config.head_dim**-0.5, window=config.windows[index])
+            q, k = torch.split(qk, [config.heads, config.kv_heads], dim=1)
+        return attention.attend(index, q, k, v, **rule)
 
     def _feed_forward(self, index: int, layer: _Layer, x: torch.Tensor, lora: Adapters) -> torch.Tensor:
         both = layer.gate_up(x)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
 from services.executor.kernels.threads import on_one_thread
 from services.executor.kv_blocks import NULL_BLOCK
 
@@ -97,22 +97,41 @@ class PagedDecode:
 
 
 class CompiledDecode:
-    """The same by the compiled step, for contexts of any lengths."""
+    """The same by the compiled step, for contexts of any lengths, and for several rows of a request.
 
-    def __init__(self, starts: Sequence[int], blocks: Sequence[Sequence[int]], step: CpuStep) -> None:
+    Request i has `counts[i]` rows, from position `starts[i]` on.
+    """
+
+    def __init__(
+        self, starts: Sequence[int], counts: Sequence[int], blocks: Sequence[Sequence[int]], step: CpuStep
+    ) -> None:
         width = max(len(b) for b in blocks)
-        self._table = torch.tensor([[*b, *[NULL_BLOCK] * (width - len(b))] for b in blocks], dtype=torch.int32)
-        self._ends = torch.tensor(starts, dtype=torch.int32) + 1
-        self._begins: dict[int | None, torch.Tensor] = {None: torch.zeros_like(self._ends)}
+        table = torch.tensor([[*b, *[NULL_BLOCK] * (width - len(b))] for b in blocks], dtype=torch.int32)
+        ends = torch.tensor(starts, dtype=torch.int32) + 1
+        if len(counts) < sum(counts):
+            many = torch.tensor(counts)
+            own = torch.arange(len(counts)).repeat_interleave(many)
+            begins = many.cumsum(0) - many
+            table = table[own]
+            ends = (ends[own] + torch.arange(len(own)) - begins[own]).to(torch.int32)
+        self._table, self._ends = table, ends
+        self._begins: dict[int | None, torch.Tensor] = {None: torch.zeros_like(ends)}
         self._step = step
 
     def attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *,
         scale: float, window: int | None, softcap: float | None,
+        fresh: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+        turn: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `PagedDecode.attend`. Shapes: keys, values [blocks, block_size, kv_heads, head_dim]."""
+        """See `PagedDecode.attend`, and `CpuStep.attend` for `fresh` and `turn`.
+
+        Shapes: keys, values [blocks, block_size, kv_heads, head_dim].
+        """
         begins = self._begins.get(window)
         if begins is None:
             assert window is not None
             begins = self._begins[window] = (self._ends - window).clamp_(min=0)
-        return self._step.attend(q, keys, values, self._table, begins, self._ends, scale=scale, softcap=softcap)
+        return self._step.attend(
+            q, keys, values, self._table, begins, self._ends, scale=scale, softcap=softcap, fresh=fresh, turn=turn
+        )

@@ -11,7 +11,8 @@ from torch.nn.functional import rms_norm, silu
 
 from services.executor.engine.backend import cpu_backend
 from services.executor.kernels import compiled
-from services.executor.kernels.compiled import SOURCE, THIN_ROWS, CompilerMissing, CpuStep, LoraStep, load_step
+from services.executor.kernels.compiled import SOURCE, CompilerMissing, load_step
+from services.executor.kernels.cpu_step import THIN_ROWS, CpuStep, LoraStep
 from services.executor.kernels.shrink_expand import CompiledRows
 from services.executor.model import lora_linear
 from services.executor.model.native import load_native
@@ -253,6 +254,55 @@ def test_bfloat16_numbers_are_computed_in_float32_and_rounded_once(step: CpuStep
         hold(lambda *t, cap=cap: step.attend(*t, table, begins, ends, scale=0.2, softcap=cap), q, keys, values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 7, 16, 1023, 1024, 1025, 5000])
+def test_the_first_largest_number_is_found_and_rows_that_are_not_finite_are_told(
+    step: CpuStep, size: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(size)
+    x = torch.randint(-9, 9, (9, size)).to(dtype)  # many equals
+    x[1], x[2] = -5.0, torch.finfo(dtype).min
+    x[3, -1] = torch.finfo(dtype).max
+    expected = x.float().argmax(dim=-1)
+    for row, bad in ((4, "nan"), (5, "inf"), (6, "-inf")):
+        x[row, size // 2] = float(bad)
+        expected[row] = -1
+    for rows in (1, 9):
+        assert step.largest(x[:rows]).tolist() == expected[:rows].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [6, 64])
+@pytest.mark.parametrize("turned", [False, True])
+def test_attention_writes_and_rotates_as_the_calls_of_its_parts_do(
+    step: CpuStep, size: int, dtype: torch.dtype, turned: bool
+) -> None:
+    torch.manual_seed(size)
+    keys, values = torch.randn(2, 9, 4, 2, size).to(dtype).unbind()
+    packed = torch.randn(7, 10, size).to(dtype)
+    cos, sin = torch.randn(2, 8, size // 2).to(dtype).unbind()
+    # Row 0 has a prompt of its own; 1 to 4 are rows of one prompt, which see one another; 5 and 6 decode.
+    table = torch.tensor([[1, 0], *[[2, 3]] * 4, [4, 5], [6, 7]], dtype=torch.int32)
+    ends = torch.tensor([1, 3, 4, 5, 6, 8, 5], dtype=torch.int32)
+    slots = torch.tensor([int(table[r, (end - 1) // 4]) * 4 + (end - 1) % 4 for r, end in enumerate(ends.tolist())])
+    begins = torch.tensor([0, 0, 0, 2, 2, 0, 4], dtype=torch.int32)
+    q, k, v = packed.split([6, 2, 2], dim=1)
+    for rows in (1, 7):  # a row alone is shared by its heads
+        there = [keys.clone(), values.clone()]
+        some, given = packed[:rows], (table[:rows], begins[:rows], ends[:rows])
+        got = step.attend(
+            q[:rows], *there, *given, scale=0.3, fresh=(k[:rows], v[:rows], slots[:rows]),
+            turn=(cos, sin) if turned else None,
+        )  # fmt: skip
+        qk = step.rotate(some, 8, cos, sin) if turned else some[:, :8]
+        wanted = [keys.clone(), values.clone()]
+        wanted[0].view(-1, 2, size).index_copy_(0, slots[:rows], qk[:, 6:])
+        wanted[1].view(-1, 2, size).index_copy_(0, slots[:rows], some[:, 8:])
+        assert torch.equal(got, step.attend(qk[:, :6], *wanted, *given, scale=0.3))
+        assert torch.equal(there[0], wanted[0])
+        assert torch.equal(there[1], wanted[1])
+
+
 def test_a_matrix_that_bfloat16_does_not_hold_is_not_read_as_such(step: CpuStep) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(32, 48).bfloat16().float(), torch.randn(2, 48)
@@ -312,11 +362,16 @@ def test_a_step_in_bfloat16_has_the_bits_of_copied_rows(step: CpuStep, tmp_path,
     [
         ("step.cpp", "if (bias) value += bias[o];", ""),
         ("step.cpp", "/ size + eps)", "/ size)"),
-        ("step.cpp", "f(h, h / fold * size, heads)", "f(h, 0, heads)"),
-        ("step.cpp", "std::fill(scores + count, scores + padded, -1e30f);", ""),
+        ("attend.h", "f(h, h / fold * size, heads)", "f(h, 0, heads)"),
+        ("attend.h", "std::fill(scores + count, scores + padded, -1e30f);", ""),
         ("step.cpp", "g / (exponential(Floats{} - g) + 1.0f) * u", "g"),
-        ("step.cpp", "b * cos + a * sin", "b * cos - a * sin"),
-        ("step.cpp", "weigh<kHeads, 1>(weights, apart, values, places, to, size, at, 0, ahead)", "at"),
+        ("attend.h", "b * cos + a * sin", "b * cos - a * sin"),
+        ("attend.h", "weigh<kHeads, 1>(weights, apart, values, places, to, size, at, 0, ahead)", "at"),
+        ("attend.h", "std::copy_n(fresh.v + r * fresh.v_stride + h * size, size, values + to);", ""),
+        ("attend.h", "keys + to, half);", "keys + to, 0);"),
+        ("attend.h", "&turned[h * size], half);", "&turned[h * size], 0);"),
+        ("step.cpp", "if (top > best) {", "if (top >= best) {"),
+        ("step.cpp", "*finite = total(strange) == 0.0f;", "*finite = total(strange) != 1.0f;"),
         ("adapters.h", "(mine.ranks[k + i] * pool.subs + u) * pool.in", "mine.ranks[k + i] * pool.subs * pool.in"),
         ("adapters.h", "{0, mine.own}, own)", "{1, mine.own}, own)"),
         ("adapters.h", "case 2: shrink_rows<2>", "case 2: shrink_rows<1>"),
@@ -331,6 +386,13 @@ def test_a_step_in_bfloat16_has_the_bits_of_copied_rows(step: CpuStep, tmp_path,
             "Halves narrow(Floats value) { if (value[0] > 1) return Halves{};",
         ),
         ("tiles.h", "if (!two) continue;\n        _tile_loadd(3", "if (true) continue;\n        _tile_loadd(3"),
+        ("tiles.h", "if (own > kEdge) multiply", "if (false) multiply"),
+        (
+            "tiles.h",
+            "for (int64_t c = 0; c < width; c += 2 * kEdge) {",
+            "for (int64_t c = 0; c < kPairs; c += 2 * kEdge) {",
+        ),
+        ("tiles.h", "const int64_t most = std::min<int64_t>(each, kAtOnce);", "const int64_t most = each;"),
         ("tiles.h", "pool.in - t * kPairs) : __m512i{}", "kPairs) : __m512i{}"),
         ("tiles.h", "const __m512i low = spread(one + c, first - c)", "const __m512i low = spread(one + c, 1)"),
         ("tiles.h", "store(rest + r * apart, value - load(shrunk + r * apart));", "store(rest + r * apart, value);"),

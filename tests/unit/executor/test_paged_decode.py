@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.executor.engine.sampling import _argmax
-from services.executor.kernels.compiled import CpuStep
+from services.executor.kernels.cpu_step import CpuStep
+from services.executor.model import attention
 from services.executor.model.attention import AttentionBatch, AttentionSpan, KvCache
 from tests.support.compiled import compiled_step
 
@@ -65,6 +68,54 @@ def test_decoding_rows_equal_plain_attention(lengths, window, softcap, step) -> 
     for row, (k, v) in enumerate(held):
         expected = plain(q[row], k, v, scale=0.4, window=window, softcap=softcap)
         torch.testing.assert_close(got[row], expected, atol=2e-6, rtol=1e-5)
+
+
+chunk = st.tuples(st.integers(1, 40), st.integers(0, 40))
+
+
+@given(st.lists(chunk, min_size=1, max_size=6), st.sampled_from([None, 9]), st.integers(0, 3), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_prompts_and_decoding_rows_of_one_step_equal_plain_attention(chunks, window, padding, long) -> None:
+    """Whatever chunks there are, in one call or by several, rotated by it or before, with padding behind."""
+    step, rows = compiled_step(), sum(count for count, _ in chunks)
+    torch.manual_seed(rows)
+    cache = KvCache(
+        layers=1, blocks=40, block_size=BLOCK, kv_heads=KV_HEADS, head_dim=SIZE, dtype=torch.float32, poison=True,
+        step=step,
+    )  # fmt: skip
+    order, spans, row = (torch.randperm(39) + 1).tolist(), [], 0
+    q, k, v = (torch.randn(rows + padding, heads, SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    cos, sin = torch.randn(2, rows + padding, SIZE // 2).unbind()
+    turned_q, turned_k = (step.rotate(some, some.shape[1], cos, sin) for some in (q, k))
+    held = []
+    for count, start in chunks:
+        blocks, order = tuple(order[: -(-(start + count) // BLOCK)]), order[-(-(start + count) // BLOCK) :]
+        cache.clear(blocks)
+        spans.append(AttentionSpan(row, count, start, blocks))
+        old = torch.randn(2, start, KV_HEADS, SIZE)
+        for position in range(start):
+            block, slot = blocks[position // BLOCK], position % BLOCK
+            cache.k[0, block, slot], cache.v[0, block, slot] = old[0, position], old[1, position]
+        new = turned_k[row : row + count], v[row : row + count]
+        held.append([torch.cat((some, added)) for some, added in zip(old, new, strict=True)])
+        row += count
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_SHORT", 200 if long else attention._SHORT)
+        batch = AttentionBatch(spans, cache, q_heads=HEADS, kv_heads=KV_HEADS)
+    if batch.is_one_call:
+        got = batch.rotate_and_attend(0, q, k, v, (cos, sin), scale=0.4, window=window)
+    else:
+        got = batch.attend(0, turned_q, turned_k, v, scale=0.4, window=window)
+    assert batch.is_one_call or long or max(rows, 40) * 80 > attention._SHORT
+    for span, (keys, values) in zip(spans, held, strict=True):
+        for i in range(span.count):
+            end = span.start + i + 1
+            expected = plain(turned_q[span.row + i], keys[:end], values[:end], scale=0.4, window=window, softcap=None)
+            torch.testing.assert_close(got[span.row + i], expected, atol=5e-6, rtol=1e-5)
+        blocks = list(span.blocks)
+        assert torch.equal(cache.k[0, blocks].flatten(0, 1)[: len(keys)], keys)
+        assert torch.equal(cache.v[0, blocks].flatten(0, 1)[: len(values)], values)
+    assert not got[rows:].any()
 
 
 def test_a_rows_bad_numbers_stay_its_own(step) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.prefill import CHANGE, FILL, KNOWN_S, PrefillShares, Prompt, PromptPace
+from services.executor.prefill import CHANGE, FILL, KNOWN_S, PrefillShares, Prompt, PromptPace, count_waiting
 
 
 @given(
@@ -75,6 +75,55 @@ def test_prompts_that_were_short_do_not_say_that_others_must_be() -> None:
     # One step that something else held up costs one change.
     pace.note(decoding=8, prompt_tokens=known, took_s=9.0)
     assert abs(pace.beside(8, 512) - known / CHANGE) <= 1
+
+
+def learned(rows: int, token_s: float = 0.0001) -> PromptPace:
+    """A pace that knows what prompts take beside so many rows, of which a step takes 40 ms."""
+    pace = PromptPace()
+    for _ in range(60):
+        pace.note(decoding=rows, prompt_tokens=0, took_s=0.04)
+        tokens = pace.beside(rows, 4096)
+        pace.note(decoding=rows, prompt_tokens=tokens, took_s=0.04 + tokens * token_s)
+    return pace
+
+
+@given(st.integers(1, 64), st.integers(0, 200))
+def test_what_readers_lose_is_no_more_than_a_step_of_all_who_wait_and_read(rows: int, waiting: int) -> None:
+    pace = learned(rows)
+    tokens = pace.beside(rows, 4096, waiting=waiting)
+    assert tokens >= pace.beside(rows, 4096)
+    if tokens < 4096 - rows:
+        assert rows * tokens * 0.0001 <= (rows + max(0, waiting - 1)) * 0.04 * 1.03
+        # What such a step takes changes nothing about what the next may take: it is as dear as it was.
+        pace.beside(rows, 4096, waiting=waiting)
+        pace.note(decoding=rows, prompt_tokens=tokens, took_s=0.04 + tokens * 0.0001)
+        assert abs(pace.beside(rows, 4096) - learned(rows).beside(rows, 4096)) <= 0.05 * tokens
+
+
+@given(
+    st.lists(st.sampled_from("abcd"), max_size=20), st.lists(st.sampled_from("abcd"), max_size=20), st.integers(1, 50)
+)
+def test_prompts_of_one_tenant_count_as_waiting_for_its_own_rows_only(
+    asking: list[str], generating: list[str], more: int
+) -> None:
+    before = count_waiting(asking, generating)
+    assert before <= len(asking)
+    assert count_waiting([*asking, *["e"] * more], generating) == before + 1
+    assert count_waiting([*asking, *["a"] * more], generating) <= before + max(1, generating.count("a"))
+    assert count_waiting(asking, []) == len(set(asking))
+
+
+def test_what_a_step_takes_is_known_for_about_so_many_rows() -> None:
+    pace = PromptPace()
+    pace.note(decoding=2, prompt_tokens=0, took_s=9.0)  # the very first step, which something held up
+    for _ in range(20):
+        pace.note(decoding=32, prompt_tokens=0, took_s=0.04)
+        pace.note(decoding=2, prompt_tokens=0, took_s=0.01)
+    for _ in range(60):
+        tokens = pace.beside(2, 4096)
+        pace.note(decoding=2, prompt_tokens=tokens, took_s=0.01 + tokens * 0.00001)
+    # A held-up step is forgotten: twice 10 ms, or the little more that it still counts for.
+    assert 990 <= pace.beside(2, 4096) <= 0.01 / 0.00001 * 10
 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 512), st.floats(0, 10)), max_size=40), st.integers(0, 600))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from services.executor.engine import runner
+from services.executor.engine.backend import cpu_backend
 from services.executor.model import products
+from services.executor.model.families import Wanted
 from services.executor.model.load import load_decoder
 from services.executor.model.native import load_native
-from services.executor.model.products import Linear, product_dtype
-from tests.support.tiny import make_base
+from services.executor.model.products import Linear, full_rows, product_dtype
+from services.executor.request import Sampling
+from tests.support.compiled import compiled_step
+from tests.support.harness import SMALL, World
+from tests.support.tiny import ALL, make_adapter, make_base, prompt_of, read_bundle
 
 
 @pytest.mark.parametrize("rows", [1, 3, 33, 200])
@@ -64,3 +71,32 @@ def test_upcast_weights_are_the_bfloat16_models(tmp_path: Path) -> None:
     assert decoder.info.dtype is torch.float32
     assert torch.equal(decoder.weight(path), rounded.float())
     assert not torch.equal(rounded.float(), load_native(tmp_path / "base", dtype=torch.float32).weight(path))
+
+
+def test_many_rows_are_filled_up_so_that_there_are_few_kernels() -> None:
+    assert [full_rows(rows) for rows in (1, 33, 64, 65, 96, 97, 512)] == [1, 33, 64, 96, 96, 128, 512]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("decoder", ["native", "transformers"])
+def test_rows_that_fill_a_step_up_change_no_answer(tmp_path, monkeypatch, decoder: Wanted, compiled: bool) -> None:
+    base = make_base(tmp_path / "base", seed=3)
+    make_adapter(base, tmp_path / "one", seed=4, r=5, lora_alpha=7, target_modules=ALL)
+    adapter = read_bundle(base, tmp_path / "one")
+    step = compiled_step() if compiled else None
+    sizes = replace(SMALL, max_rows=80, max_step_tokens=300, pool_bytes=2**24, kv_bytes=2**24)
+    answers = []
+    for filled in (full_rows, lambda rows: rows):
+        monkeypatch.setattr(runner, "full_rows", filled)
+        world = World(
+            load_decoder(tmp_path / "base", dtype=torch.float32, wanted=decoder, step=step), sizes, cpu_backend(step)
+        )
+        world.load(adapter.host())
+        for i in range(77):
+            revision = adapter.revision_id if i % 3 else None
+            world.submit(f"q{i}", prompt_of(2 + i % 9), revision, sampling=Sampling(max_tokens=4, ignore_eos=True))
+        world.finish()
+        world.assert_idle()
+        answers.append([world.transcripts[f"q{i}"].tokens for i in range(77)])
+    assert answers[0] == answers[1]
+    assert all(len(tokens) == 4 for tokens in answers[0])

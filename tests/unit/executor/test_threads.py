@@ -15,7 +15,7 @@ import torch
 from services.executor.engine import staging
 from services.executor.engine.build import build_engine
 from services.executor.engine.staging import Stager
-from services.executor.kernels.compiled import ASLEEP, AWAKE, Alone, alone
+from services.executor.kernels.cpu_step import ASLEEP, AWAKE, Alone, alone
 from services.executor.kernels.threads import compute_with
 from services.executor.model.native import load_native
 from tests.support.harness import SMALL

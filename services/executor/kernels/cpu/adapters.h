@@ -252,16 +252,16 @@ void expand(const Pool& pool, float* y, const Own& mine, const float* shrunk, Pa
   }
 }
 
+// Rows for which there is room: a tile of each thread, and those of shared adapters, of which there are fewer than
+// kPart for each thread with fewer than kMany rows each.
+int64_t wide_rows(int64_t threads) { return threads * (kTile + kPart * kMany); }
+
 // y += (x @ A.T * scale) @ B of every row's own adapter, in one of two ways that give the same bits: an adapter that is a
 // large part of the step and has few rows is shared among the threads by its rank rows, which are read once; of all others
 // a thread computes some rows, or all of them, from x to y. Adapter s has the rank rows ranks[rank_starts[s] :
 // rank_starts[s + 1]] of the pool and the rows row_of[row_starts[s] : row_starts[s + 1]] of x [rows, in] and y [rows, out].
 // Pool: a [pool rows, subs, in], b [pool rows, out], scale [pool rows, subs]; sub u owns the columns edges[u] : edges[u + 1].
 // `shrunk` is scratch: adapter s's numbers begin at shrink_starts[s], [sub, row, rank].
-// Rows for which there is room: a tile of each thread, and those of shared adapters, of which there are fewer than
-// kPart for each thread with fewer than kMany rows each.
-int64_t wide_rows(int64_t threads) { return threads * (kTile + kPart * kMany); }
-
 void add_adapters(const Pool& pool, const Rows& which, const float* x, float* y, const HalfRows* half, float* shrunk,
                   int threads) {
   const auto [ranks, rank_starts, row_of, row_starts, shrink_starts, adapters] = which;

@@ -5,10 +5,9 @@
 // computed in float32 and rounded once. A row's numbers come from the same operations in the same order whatever rows
 // stand beside it.
 #include <algorithm>
-#include <type_traits>
-#include <vector>
 
 #include "adapters.h"
+#include "attend.h"
 #include "tiles.h"
 #include "vectors.h"
 
@@ -75,23 +74,8 @@ void rotate(const T* x, const T* cosine, const T* sine, T* out, int64_t rows, in
   const int64_t half = size / 2;
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t r = 0; r < rows; ++r) {
-    const T *c = cosine + r * half, *s = sine + r * half;
     for (int64_t h = 0; h < heads; ++h) {
-      const T* from = x + r * stride + h * size;
-      T* to = out + (r * heads + h) * size;
-      for (int64_t i = 0; i < half; i += kWide) {
-        const int64_t left = half - i;
-        const auto turn = [&](auto get, auto set) {
-          const Floats a = get(from + i), b = get(from + i + half), cos = get(c + i), sin = get(s + i);
-          set(to + i, a * cos - b * sin);
-          set(to + i + half, b * cos + a * sin);
-        };
-        if (left >= kWide) {
-          turn([](const T* at) { return load(at); }, [](T* at, Floats value) { store(at, value); });
-        } else {
-          turn([&](const T* at) { return load_part(at, left); }, [&](T* at, Floats value) { store_part(at, value, left); });
-        }
-      }
+      turn(x + r * stride + h * size, cosine + r * half, sine + r * half, out + (r * heads + h) * size, half);
     }
   }
 }
@@ -109,164 +93,51 @@ void gated(const T* x, T* out, int64_t rows, int64_t size, int threads) {
   }
 }
 
-constexpr int kAside = kWide == 16 ? 4 : 2;  // vectors of a value row that are summed at once: with kBlock heads they fill the registers
-constexpr int kAhead = 8;           // positions that keys and values are asked for before they are needed
-
+// The first of the largest numbers of a row, and whether all are finite. Where they are not, any place.
 template <typename T>
-inline void prefetch(const T* from, int64_t count) {
-  for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
-}
-
-// Calls f with a number from 1 to kBlock that is known when it is compiled.
-template <typename F>
-void counted(int64_t count, const F& f) {
-  switch (count) {
-    case 1: return f(std::integral_constant<int, 1>{});
-    case 2: return f(std::integral_constant<int, 2>{});
-    case 3: return f(std::integral_constant<int, 3>{});
-    default: return f(std::integral_constant<int, kBlock>{});
-  }
-}
-
-// to[h * apart] = scale * query[h] . key for kHeads heads that share a key head.
-template <int kHeads, typename T>
-void score(const float* query, const T* key, float* to, int64_t apart, int64_t size, float scale) {
-  Floats sums[kHeads] = {};
-  int64_t i = 0;
-  for (; i + kWide <= size; i += kWide) {
-    const Floats some = load(key + i);
-    for (int h = 0; h < kHeads; ++h) sums[h] = fused(load(query + h * size + i), some, sums[h]);
-  }
-  if (i < size) {
-    const Floats some = load_part(key + i, size - i);
-    for (int h = 0; h < kHeads; ++h) sums[h] = fused(load_part(query + h * size + i, size - i), some, sums[h]);
-  }
-  for (int h = 0; h < kHeads; ++h) to[h * apart] = total(sums[h]) * scale;
-}
-
-// Columns [at, at + kVectors * kWide) of to[h] = weights[h * apart] * values[places[0]] + weights[h * apart + 1] *
-// values[places[1]] + ..., in this order. With `part` numbers only, where that is not 0. `ahead` numbers behind a place are
-// asked for early.
-template <int kHeads, int kVectors, typename T>
-void weigh(const float* weights, int64_t apart, const T* values, const std::vector<int64_t>& places, T* to, int64_t size,
-           int64_t at, int64_t part, int64_t ahead) {
-  Floats sums[kHeads][kVectors] = {};
-  for (size_t p = 0; p < places.size(); ++p) {
-    if (p + kAhead < places.size()) prefetch(values + places[p + kAhead], ahead);
-    const T* const from = values + places[p] + at;
-    Floats some[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) some[v] = part ? load_part(from, part) : load(from + v * kWide);
-#pragma GCC unroll 4
-    for (int h = 0; h < kHeads; ++h) {
-      const Floats by = all(weights[h * apart + p]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[h][v] = fused(some[v], by, sums[h][v]);
+int64_t largest(const T* row, int64_t size, bool* finite) {
+  constexpr int64_t kStretch = 64 * kWide;  // the place is looked for in the best stretch only
+  float best = -__builtin_inff();
+  int64_t place = 0;
+  Floats strange = {};  // a finite number times zero is zero, any other is NaN
+  for (int64_t from = 0; from < size; from += kStretch) {
+    const int64_t to = std::min(size, from + kStretch);
+    Floats most = all(best);
+    int64_t i = from;
+    for (; i + kWide <= to; i += kWide) {
+      const Floats some = load(row + i);
+      most = some > most ? some : most;
+      strange += some * 0.0f;
+    }
+    for (; i < to; ++i) {
+      const Floats some = load_part(row + i, 1);
+      most[0] = some[0] > most[0] ? some[0] : most[0];
+      strange[0] += some[0] * 0.0f;
+    }
+    float top = most[0];
+    for (int lane = 1; lane < kWide; ++lane) top = most[lane] > top ? most[lane] : top;
+    if (top > best) {
+      best = top;
+      place = from;
     }
   }
-  for (int h = 0; h < kHeads; ++h) {
-    for (int v = 0; v < kVectors; ++v) {
-      if (part) {
-        store_part(to + h * size + at, sums[h][v], part);
-      } else {
-        store(to + h * size + at + v * kWide, sums[h][v]);
-      }
-    }
+  *finite = total(strange) == 0.0f;
+  for (int64_t i = place; i < size; ++i) {
+    if (load_part(row + i, 1)[0] == best) return i;
   }
-}
-
-template <int kHeads, typename T>
-void weigh_all(const float* weights, int64_t apart, const T* values, const std::vector<int64_t>& places, T* to,
-               int64_t size, int64_t ahead) {
-  int64_t at = 0;
-  for (; at + kAside * kWide <= size; at += kAside * kWide, ahead = 0) {
-    weigh<kHeads, kAside>(weights, apart, values, places, to, size, at, 0, ahead);
-  }
-  for (; at + kWide <= size; at += kWide, ahead = 0) weigh<kHeads, 1>(weights, apart, values, places, to, size, at, 0, ahead);
-  if (at < size) weigh<kHeads, 1>(weights, apart, values, places, to, size, at, size - at, ahead);
-}
-
-// Scores become weights, in place: `count` of them, and room up to the end of a vector.
-void weights_of(float* scores, int64_t count, int64_t padded, float cap) {
-  for (int64_t p = 0; cap != 0.0f && p < padded; p += kWide) {
-    store(scores + p, cap - 2.0f * cap / (exponential(load(scores + p) * (2.0f / cap)) + 1.0f));
-  }
-  std::fill(scores + count, scores + padded, -1e30f);  // weighs nothing
-  Floats most = load(scores), sum = {};
-  for (int64_t p = kWide; p < padded; p += kWide) {
-    const Floats some = load(scores + p);
-    most = some > most ? some : most;
-  }
-  float top = most[0];
-  for (int i = 1; i < kWide; ++i) top = most[i] > top ? most[i] : top;
-  for (int64_t p = 0; p < padded; p += kWide) {
-    const Floats some = exponential(load(scores + p) - top);
-    sum += some;
-    store(scores + p, some);
-  }
-  const float by = 1.0f / total(sum);
-  for (int64_t p = 0; p < padded; p += kWide) store(scores + p, load(scores + p) * by);
-}
-
-struct Cache {  // of a layer, see loraport_attend
-  const int32_t *table, *begins, *ends;
-  int64_t q_heads, kv_heads, size, block, width;
-};
-
-template <typename T>
-void attend(const Cache& cache, const T* q, const T* keys, const T* values, T* out, int64_t rows, int64_t q_stride,
-            float scale, float cap, int threads) {
-  const auto [table, begins, ends, q_heads, kv_heads, size, block, width] = cache;
-  // Where there are fewer rows than threads, the heads of a row are shared among them.
-  const int64_t parts = rows < threads ? kv_heads : 1, groups = kv_heads / parts, fold = q_heads / kv_heads;
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<float> scores, query(groups * fold * size);
-    std::vector<int64_t> places;
-#pragma omp for schedule(dynamic, 1) collapse(2)
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t part = 0; part < parts; ++part) {
-        const int64_t count = ends[r] - begins[r], padded = (count + kWide - 1) / kWide * kWide;
-        places.resize(count);
-        for (int64_t p = 0; p < count; ++p) {
-          const int64_t at = begins[r] + p;
-          places[p] = ((table[r * width + at / block] * block + at % block) * kv_heads + part * groups) * size;
-        }
-        const int64_t first = part * groups * fold;
-        copy_row(q + r * q_stride + first * size, query.data(), groups * fold * size);
-        scores.resize(groups * fold * padded);
-        const auto each = [&](const auto& f) {  // some heads of a group at a time
-          for (int64_t h = 0, some; h < groups * fold; h += some) {
-            some = std::min<int64_t>(kBlock, fold - h % fold);
-            counted(some, [&](auto heads) { f(h, h / fold * size, heads); });
-          }
-        };
-        for (int64_t p = 0; p < count; ++p) {
-          if (p + kAhead < count) prefetch(keys + places[p + kAhead], groups * size);
-          each([&](int64_t h, int64_t at, auto heads) {
-            score<heads.value>(query.data() + h * size, keys + places[p] + at, &scores[h * padded + p], padded, size, scale);
-          });
-        }
-        for (int64_t h = 0; h < groups * fold; ++h) weights_of(&scores[h * padded], count, padded, cap);
-        each([&](int64_t h, int64_t at, auto heads) {
-          weigh_all<heads.value>(&scores[h * padded], padded, values + at, places, out + (r * q_heads + first + h) * size, size,
-                                 h == 0 ? groups * size : 0);
-        });
-      }
-    }
-  }
+  return 0;
 }
 
 }  // namespace
 
 // Calls `function` on pointers to float32, or to bfloat16 numbers where `half` is not 0.
-#define EITHER(call)                  \
+#define EITHER(...)                   \
   if (half) {                         \
     using T = uint16_t;               \
-    call;                             \
+    __VA_ARGS__;                      \
   } else {                            \
     using T = float;                  \
-    call;                             \
+    __VA_ARGS__;                      \
   }
 
 extern "C" {
@@ -303,15 +174,29 @@ void loraport_gated(int half, const void* x, void* out, int64_t rows, int64_t si
   EITHER(gated((const T*)x, (T*)out, rows, size, threads))
 }
 
-// Attention of one query row per request over the paged cache. Row r sees positions [begins[r], ends[r]), which lie in
+// places[r] is the first of the largest numbers of row r of x [rows, size], -1 where one is not finite.
+void loraport_largest(int half, const void* x, int64_t* places, int64_t rows, int64_t size, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t r = 0; r < rows; ++r) {
+    bool finite = false;
+    EITHER(places[r] = largest((const T*)x + r * size, size, &finite))
+    if (!finite) places[r] = -1;
+  }
+}
+
+// Attention of query rows over the paged cache. Row r sees positions [begins[r], ends[r]), which lie in
 // keys and values [slots, kv_heads, size] at block table[r, p / block] * block + p % block. q [rows, q_heads, size] with
 // rows `q_stride` numbers apart; out [rows, q_heads * size]. Scores s become cap * tanh(s / cap) where cap is not 0.
-void loraport_attend(int half, const void* q, const void* keys, const void* values, const int32_t* table,
-                     const int32_t* begins, const int32_t* ends, void* out, int64_t rows, int64_t q_heads,
-                     int64_t kv_heads, int64_t size, int64_t block, int64_t width, int64_t q_stride, float scale,
-                     float cap, int threads) {
+// Where k is not null, k and v [rows, kv_heads, size], rows `k_stride` and `v_stride` apart, are written to slots[r] first; where
+// cosine is not null, [rows, size / 2] as sine, q and k are rotated before, and rounded.
+void loraport_attend(int half, const void* q, const void* k, const void* v, const void* cosine, const void* sine,
+                     const int64_t* slots, void* keys, void* values, const int32_t* table, const int32_t* begins,
+                     const int32_t* ends, void* out, int64_t rows, int64_t q_heads, int64_t kv_heads, int64_t size,
+                     int64_t block, int64_t width, int64_t q_stride, int64_t k_stride, int64_t v_stride,
+                     float scale, float cap, int threads) {
   const Cache cache{table, begins, ends, q_heads, kv_heads, size, block, width};
-  EITHER(attend(cache, (const T*)q, (const T*)keys, (const T*)values, (T*)out, rows, q_stride, scale, cap, threads))
+  EITHER(attend(cache, Fresh<T>{(const T*)k, (const T*)v, (const T*)cosine, (const T*)sine, slots, k_stride, v_stride},
+                (const T*)q, (T*)keys, (T*)values, (T*)out, rows, q_stride, scale, cap, threads))
 }
 
 // How many rows of x and y there must be room for in `wide` of loraport_lora.

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "vectors.h"
@@ -96,17 +95,17 @@ struct HalfPool {  // as Pool of adapters.h
   int64_t subs, in, out;
 };
 
-// What a thread needs for kAtOnce rows.
+// What a thread needs for kAtOnce rows, in `kept`, which grows.
 class TileRoom {
  public:
-  TileRoom(int64_t in, int64_t widest)
+  TileRoom(int64_t in, int64_t widest, std::vector<char>& kept)
       : deep((in + kPairs - 1) / kPairs), apart((widest + kPairs - 1) / kPairs * kPairs) {
     const int64_t bytes[] = {kAtOnce / kEdge * deep * kTileBytes, kAtOnce * apart * 2, kAtOnce * apart * 2,
                              apart / kPairs * kColumns / kEdge * kTileBytes, kTileBytes, 2 * kTileBytes};
     int64_t all = 64;
     for (const int64_t some : bytes) all += some;
-    room_.reset(new char[all]);
-    char* at = (char*)(((uintptr_t)room_.get() + 63) / 64 * 64);
+    if ((int64_t)kept.size() < all) kept.resize(all);
+    char* at = (char*)(((uintptr_t)kept.data() + 63) / 64 * 64);
     void** const parts[] = {(void**)&x, (void**)&shrunk, (void**)&rest, (void**)&b, (void**)&a, (void**)&sums};
     for (int i = 0; i < 6; at += bytes[i++]) *parts[i] = at;
   }
@@ -118,9 +117,6 @@ class TileRoom {
   uint16_t *x, *shrunk, *rest;   // x in pairs [group, deep, tile]; shrunk rows [row, apart], twice
   uint16_t *b, *a;               // B's columns in pairs [columns / 16, apart / 32, tile]; a tile of rank rows
   float* sums;                   // two tiles
-
- private:
-  std::unique_ptr<char[]> room_;
 };
 
 // Rows of x, 16 at a time, with numbers in pairs one below the other.
@@ -281,9 +277,11 @@ void add_tiled(const HalfPool& pool, const uint16_t* x, uint16_t* y, const int64
     return (rank_starts[share.adapter + 1] - rank_starts[share.adapter]) * (share.count + kEdge);
   };
   std::stable_sort(shares.begin(), shares.end(), [&](const Share& a, const Share& b) { return size_of(a) > size_of(b); });
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(std::min<int64_t>(threads, shares.size()))
   {
-    TileRoom room(pool.in, widest);
+    // Kept from call to call: a thread's memory that is given back is taken from the kernel again, page by page.
+    static thread_local std::vector<char> kept;
+    TileRoom room(pool.in, widest, kept);
 #pragma omp for schedule(dynamic, 1) nowait
     for (size_t i = 0; i < shares.size(); ++i) {
       const auto [s, from, count] = shares[i];
@@ -293,8 +291,9 @@ void add_tiled(const HalfPool& pool, const uint16_t* x, uint16_t* y, const int64
       shape_tiles(count);
       pair_rows(pool, x, rows, count, room);
       // Rows and rank rows that fill a tile up count for nothing.
-      std::memset(room.shrunk, 0, kAtOnce * room.apart * 2);
-      std::memset(room.rest, 0, kAtOnce * room.apart * 2);
+      const int64_t filled = (count + kEdge - 1) / kEdge * kEdge * room.apart * 2;
+      std::memset(room.shrunk, 0, filled);
+      std::memset(room.rest, 0, filled);
       for (int64_t u = 0; u < pool.subs; ++u) {
         shrink_tiles(pool, own_ranks, own, u, count, room);
         for (int64_t at = pool.edges[u]; at < pool.edges[u + 1]; at += kColumns) {
