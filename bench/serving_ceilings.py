@@ -84,6 +84,7 @@ class Breakdown:
         places = [
             (products.Linear, "__call__", "products"), (products.Linear, "add_to", "products"),
             (lora_linear.LoraBatch, "add", "lora"), (attention.AttentionBatch, "attend", "attention"),
+            (attention.AttentionBatch, "rotate_and_attend", "attention"),
             (type(runner.decoder), "hidden", "hidden"), (type(runner.decoder), "logits", "logits"),
             (runner_module, "sample", "sample"), (type(runner), "run", "run"),
             (type(scheduler), "plan", "plan"), (type(scheduler), "commit", "commit"),
@@ -118,7 +119,7 @@ class Breakdown:
             "base products": layers,
             "adapters": of.get("lora", 0.0),
             "attention": of["attention"],
-            "norms, rope, activation": of["hidden"] - layers - of.get("lora", 0.0) - of["attention"],
+            "norms, activation, rope where it is apart": of["hidden"] - layers - of.get("lora", 0.0) - of["attention"],
             "head": head,
             "sampling": of["sample"],
             "packing": of["run"] - of["hidden"] - head - of["sample"],

@@ -61,6 +61,7 @@ class EngineBench:
         self.engine = self.device.engine
         self.compiled = compiled != "off" and load_step("auto") is not None
         self.runner: Any = self.engine._runner
+        self.runner.settle()
         self.decoder = self.runner.decoder
         self._leases: dict[str, Lease] = {}
         self._count = 0

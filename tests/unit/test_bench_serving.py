@@ -15,6 +15,7 @@ from bench.serving_engine import EngineBench
 from bench.serving_load import churn, memory_per_rank, percentile, resident_mib
 from bench.serving_peers import TransformersPeer
 from bench.serving_work import make_adapter, make_prompts
+from tests.support.compiled import compiled_step
 from tests.support.tiny import make_base
 
 
@@ -30,7 +31,13 @@ def bench(base: Path) -> EngineBench:
     return EngineBench(base, "float32", threads=1, compiled="off")
 
 
-def test_a_batch_is_whole_answers_and_its_parts_add_up(bench: EngineBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_batch_is_whole_answers_and_its_parts_add_up(
+    base: Path, bench: EngineBench, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    if compiled:
+        compiled_step()  # or there is none on this machine
+        bench = EngineBench(base, "float32", threads=1, compiled="on")
     # A clock that ticks when it is read: a pause of this process would be found in whatever part it fell into.
     monkeypatch.setattr(serving_ceilings, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
     adapter = make_adapter(bench.decoder.groups, 1, 8, torch.bfloat16)
@@ -40,7 +47,8 @@ def test_a_batch_is_whole_answers_and_its_parts_add_up(bench: EngineBench, monke
         seconds, streams = bench.batch([None, adapter.name, adapter.name], prompt=20, new=9)
     assert seconds > 0
     assert [len(stream.times) for stream in streams] == [9, 9, 9]
-    assert [stream.path for stream in streams] == ["base", "cpu-torch-paged", "cpu-torch-paged"]
+    path = "cpu-compiled" if compiled else "cpu-torch-paged"
+    assert [stream.path for stream in streams] == ["base", path, path]
     parts = breakdown.parts()
     step = parts.pop("step")
     assert sum(parts.values()) == pytest.approx(step)

@@ -88,7 +88,7 @@ class Engine:
         """Start the device thread. Raises RuntimeError when it was started before."""
         if self._thread is not None:
             raise RuntimeError("the engine was started before")
-        self._thread = threading.Thread(target=as_here(self._run), name="loraport-device", daemon=True)
+        self._thread = threading.Thread(None, as_here(self._runner.settle, self._run), "loraport-device", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -40,6 +40,11 @@ class Runner:
         # The revision that is in the base's weights, if one is: its rows need no adapter. See merging.py.
         self.merged: str | None = None
 
+    def settle(self) -> None:
+        """Called once by the thread that will call `run`."""
+        if self.cache.step is not None:
+            self.cache.step.settle()
+
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         """Compute one step. Writes keys and values of every row; samples the rows that ask for it."""

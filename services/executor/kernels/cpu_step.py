@@ -35,6 +35,9 @@ def alone(environment: Mapping[str, str]) -> Alone:
     return ASLEEP if asleep else AWAKE
 
 
+# Whether the operator says that this process has the machine to itself.
+_OWN_MACHINE = os.environ.get("GOMP_SPINCOUNT", "") not in ("", "0")
+_SETTLED_CPUS = 1024  # that a fixed set of glibc's counts
 _ALONE = alone(os.environ)  # as libgomp does, which reads them once
 
 
@@ -50,6 +53,8 @@ class CpuStep:
         self._gated, self._attend, self._lora = library.loraport_gated, library.loraport_attend, library.loraport_lora
         self._largest = library.loraport_largest
         pointer, whole, number, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+        self._settle = library.loraport_settle
+        self._settle.argtypes, self._settle.restype = [pointer, threads], None
         self._thin.argtypes = [pointer] * 5 + [whole] * 3 + [threads]
         self._norm.argtypes = [threads, *[pointer] * 3] + [whole] * 2 + [number, threads]
         self._rotate.argtypes = [threads, *[pointer] * 4] + [whole] * 4 + [threads]
@@ -72,6 +77,19 @@ class CpuStep:
     def pool_dtype(self) -> torch.dtype:
         """What a pool holds so that adapters are computed fastest beside a bfloat16 base."""
         return torch.float32 if self._tiles is None else torch.bfloat16
+
+    def settle(self) -> bool:
+        """Keep the calling thread and each of its workers on a CPU of its own, for as long as they live; returns
+        whether they are.
+
+        Only where GOMP_SPINCOUNT is set, and there are as many threads as CPUs: when a third thread runs for a moment,
+        the kernel puts two threads that wait awake on one CPU, and leaves them there for 10 to 20 ms.
+        """
+        cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        if not _OWN_MACHINE or len(cpus) != torch.get_num_threads() or max(cpus) >= _SETTLED_CPUS:
+            return False
+        self._settle((ctypes.c_int * len(cpus))(*cpus), len(cpus))
+        return os.sched_getaffinity(0) == {cpus[0]}
 
     def thin(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None

@@ -24,13 +24,14 @@ def compute_with(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def as_here(work: Callable[[], None]) -> Callable[[], None]:
-    """Return `work` for a new thread, which will compute with as many threads as the one that asks."""
+def as_here(*work: Callable[[], None]) -> Callable[[], None]:
+    """Return what does all of `work` in a new thread, which will compute with as many threads as the one that asks."""
     threads = torch.get_num_threads()
 
     def run() -> None:
         compute_with(threads)
-        work()
+        for part in work:
+            part()
 
     return run
 

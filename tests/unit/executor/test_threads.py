@@ -18,6 +18,7 @@ from services.executor.engine.staging import Stager
 from services.executor.kernels.cpu_step import ASLEEP, AWAKE, Alone, alone
 from services.executor.kernels.threads import compute_with
 from services.executor.model.native import load_native
+from tests.support.compiled import compiled_step
 from tests.support.harness import SMALL
 from tests.support.tiny import make_base
 
@@ -108,3 +109,38 @@ def test_a_thread_that_ends_and_one_that_is_alone_leave_no_workers() -> None:
 )
 def test_threads_that_sleep_are_woken_for_more_work_only(environment: dict[str, str], expected: Alone) -> None:
     assert alone(environment) is expected
+
+
+SETTLED = """
+import os, threading, torch
+from services.executor.kernels.compiled import load_step
+
+cpus = os.sched_getaffinity(0)
+torch.set_num_threads(len(cpus))
+seen = []
+
+def work():
+    (torch.ones(1 << 22) + 1).sum()
+    seen.append(load_step("on").settle())
+    alive = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
+    own = sorted(tuple(each)[0] for each in alive if len(each) == 1)
+    seen.append(len(cpus) == 1 or own == sorted(cpus))
+    torch.set_num_threads(len(cpus) + 1)
+    seen.append(load_step("on").settle())
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(*seen, os.sched_getaffinity(0) == cpus)
+"""
+
+
+@pytest.mark.parametrize("spins", [True, False])
+def test_threads_that_wait_awake_stay_on_a_cpu_each_and_others_do_not(spins: bool) -> None:
+    compiled_step()  # or there is none on this machine
+    waits = {"GOMP_SPINCOUNT": "30000" if spins else "0", "OMP_WAIT_POLICY": "PASSIVE"}
+    told = subprocess.run(
+        [sys.executable, "-c", SETTLED], env={**os.environ, **waits}, capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    assert told.stdout.split("\n")[-2].split() == [str(spins), str(spins), "False", "True"]

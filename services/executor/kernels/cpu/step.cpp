@@ -4,6 +4,10 @@
 // computes. Everything is float32 and contiguous, or all bfloat16: float32 numbers whose lower half is zero. Those are
 // computed in float32 and rounded once. A row's numbers come from the same operations in the same order whatever rows
 // stand beside it.
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 #include <algorithm>
 
 #include "adapters.h"
@@ -141,6 +145,19 @@ int64_t largest(const T* row, int64_t size, bool* finite) {
   }
 
 extern "C" {
+
+// Each of the calling thread's workers, and itself, stays on one of `threads` CPUs from now on, where the kernel allows it.
+void loraport_settle(const int* cpus, int threads) {
+#ifdef __linux__
+#pragma omp parallel num_threads(threads)
+  {
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    CPU_SET(cpus[omp_get_thread_num()], &own);
+    sched_setaffinity(0, sizeof own, &own);
+  }
+#endif
+}
 
 // What `half` is not 0 for is bfloat16 instead of float32: computed in float32, and rounded once.
 
