@@ -92,10 +92,13 @@ class Runner:
         chosen = [i for i, row in enumerate(rows) if row.sample]
         if not chosen:
             return tuple(RowResult(request_id=row.request_id) for row in rows)
-        index = torch.tensor([last[i] for i in chosen], device=self._device)
         lora = self._arrange([owners[i] for i in chosen], [1] * len(chosen), revisions)
-        logits = self.decoder.logits(hidden.index_select(0, index), lora)
+        if not len(chosen) == len(rows) == len(hidden):
+            hidden = hidden.index_select(0, torch.tensor([last[i] for i in chosen], device=self._device))
+        logits = self.decoder.logits(hidden, lora)
         sampled = sample(logits, [rows[i] for i in chosen], eos_ids=self.decoder.info.eos_ids, step=self.cache.step)
+        if len(sampled) == len(rows):
+            return tuple(sampled)
         by_id = {result.request_id: result for result in sampled}
         return tuple(by_id.get(row.request_id) or RowResult(request_id=row.request_id) for row in rows)
 
