@@ -161,7 +161,8 @@ class CpuStep:
         rows, heads, size = q.shape
         block, kv_heads = keys.shape[1], keys.shape[2]
         out = q.new_empty(rows, heads * size)
-        k, v, slots = fresh or (None, None, None)
+        q = _dense(q)
+        k, v, slots = (_dense(fresh[0]), _dense(fresh[1]), fresh[2]) if fresh else (None, None, None)
         cos, sin = turn or (None, None)
         self._attend(
             _half(q), q.data_ptr(), _pointer(k), _pointer(v), _pointer(cos), _pointer(sin), _pointer(slots),
@@ -241,6 +242,11 @@ def _starts(counts: torch.Tensor) -> torch.Tensor:
 
 def _half(tensor: torch.Tensor) -> int:
     return int(tensor.dtype is torch.bfloat16)
+
+
+def _dense(heads: torch.Tensor) -> torch.Tensor:
+    """Return heads [rows, heads, size] whose heads lie one after the other; those of a partial rotary do not."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
 
 def _apart(tensor: torch.Tensor | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from services.executor.engine.backend import cpu_backend
+from services.executor.kernels.compiled import load_step
 from services.executor.model.families import Wanted
 from services.executor.model.hf_check import compare, record
 from services.executor.model.interface import ModelUnsupported
@@ -77,8 +80,9 @@ def test_mixed_batches_give_pefts_tokens(made, tmp_path: Path, name: str) -> Non
         for p in prompts
     }
     assert len({tuple(tuple(expected[who, p]) for p in prompts) for who in (None, *bundles)}) == 1 + len(bundles)
-    for path in FAMILIES[name].paths:
-        world = World(load_decoder(folder, dtype=torch.float32, wanted=path), SIZES)
+    for path, step in itertools.product(FAMILIES[name].paths, dict.fromkeys((None, load_step("auto")))):
+        decoder = load_decoder(folder, dtype=torch.float32, wanted=path, step=step)
+        world = World(decoder, SIZES, cpu_backend(step))
         for bundle in bundles.values():
             world.load(bundle.host())
         for i, (who, p) in enumerate(expected):
@@ -87,7 +91,7 @@ def test_mixed_batches_give_pefts_tokens(made, tmp_path: Path, name: str) -> Non
         world.finish()
         world.assert_idle()
         for (who, p), tokens in expected.items():
-            assert world.transcripts[f"{who}/{len(p)}"].tokens == tokens, (path, who, len(p))
+            assert world.transcripts[f"{who}/{len(p)}"].tokens == tokens, (path, step, who, len(p))
 
 
 ROPES = {
