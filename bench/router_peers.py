@@ -10,6 +10,7 @@ the ceiling for any router that is built on the same gRPC library.
 
 import asyncio
 import sys
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import grpc
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.executor.v1 import executor_service_pb2_grpc as stubs
 from loraport.types.v1 import types_pb2
+from services.executor.many import Events, Many
 
 HELD = 40
 GENERATE, EXECUTE = "/loraport.router.v1.InferenceService/Generate", "/loraport.executor.v1.ExecutorService/Execute"
@@ -29,6 +31,7 @@ class NullExecutor(stubs.ExecutorServiceServicer):
     def __init__(self, name: str, base_id: str) -> None:
         self._name = name
         self._base_id = base_id
+        self._many = Many(self._execute)
 
     async def State(self, request: pb.StateRequest, context: Any) -> pb.StateResponse:
         return pb.StateResponse(
@@ -36,19 +39,27 @@ class NullExecutor(stubs.ExecutorServiceServicer):
             state="SERVING", max_rank=64, max_context_tokens=64,
         )  # fmt: skip
 
-    async def Execute(self, request: pb.ExecuteRequest, context: Any) -> None:
+    async def Execute(self, request: pb.ExecuteRequest, context: Any) -> AsyncIterator[pb.ExecuteResponse]:
+        async for events in self._execute(request, 60.0):
+            yield pb.ExecuteResponse(events=events)
+
+    async def ExecuteMany(self, messages: Any, context: Any) -> AsyncIterator[pb.ExecuteManyResponse]:
+        async for response in self._many.responses(messages):
+            yield response
+
+    async def _execute(self, request: pb.ExecuteRequest, _timeout_s: float) -> AsyncGenerator[Events, None]:
         told = pb.ExecuteResponse.Event
         began = pb.ExecuteResponse.Started(revision_id=request.revision_id, base_id=self._base_id)
         most = request.sampling.max_tokens or 4
         made = pb.ExecuteResponse.Tokens(token_ids=[50] if most == HELD else [50] * most, kernel_path="null")
         events = [told(started=began), told(tokens=made)]
         if most == HELD:
-            await context.write(pb.ExecuteResponse(events=events))
+            yield events
             await asyncio.Event().wait()
         usage = types_pb2.Usage(prompt_token_count=len(request.prompt_token_ids), completion_token_count=most)
         reason = types_pb2.FINISH_REASON_LENGTH
         ended = pb.ExecuteResponse.Finished(finish_reason=reason, usage=usage, kernel_path="null")
-        await context.write(pb.ExecuteResponse(events=[*events, told(finished=ended)]))
+        yield [*events, told(finished=ended)]
 
 
 class BareRelay(grpc.GenericRpcHandler):

@@ -405,6 +405,8 @@ async def reason(call: Any) -> str:
             await call
     except grpc.RpcError as error:
         return from_rpc_error(error, unavailable="INTERNAL").reason
+    except LoraportError as error:
+        return error.reason
     return ""
 
 

@@ -70,6 +70,7 @@ class ExecutorService:
         self._device: Device | None = None
         self._base_bytes = 0
         self._berths: Berths | None = None
+        self._servicer: ExecutorServicer | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._last_resort = last_resort
@@ -108,7 +109,7 @@ class ExecutorService:
             timeout_s=config.loads.timeout_s,
         )
         reference = ReferencePath(device, loader=self._loader, registry=self._registry)
-        servicer = ExecutorServicer(
+        self._servicer = servicer = ExecutorServicer(
             device,
             self._berths,
             reference=reference,
@@ -217,6 +218,8 @@ class ExecutorService:
         device, stuck = self._device, self._stuck.is_set()
         if device is not None and not stuck:
             device.engine.drain()
+        if self._servicer is not None:
+            self._servicer.end_when_idle()
         await self._server.stop(0 if stuck else self._config.life.drain_s)
         tasks = [task for task in (self._reporting, self._keeping) if task is not None]
         await _end(tasks)

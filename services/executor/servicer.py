@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from services.executor.berths import Berths
 from services.executor.engine.build import Device
 from services.executor.engine.state import EngineState
 from services.executor.execution import Execution
+from services.executor.many import Events, Many
 from services.executor.ports import Registry
 from services.executor.reference_path import ReferencePath
 from services.executor.request import Ended, RefusalReason, Refused, RequestSpec, Started, Tokens
@@ -36,6 +38,7 @@ log = structlog.get_logger()
 MARGIN_S = 0.2
 POLL_S = 0.05
 MAX_RANK = 256
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +74,30 @@ class ExecutorServicer(ExecutorServiceServicer):
         self._routers = routers
         self._identity = identity
         self._clock = clock
+        self._many = Many(self._execute)
 
     async def Execute(self, request: pb.ExecuteRequest, context: Any) -> AsyncIterator[pb.ExecuteResponse]:
+        async with contextlib.aclosing(self._execute(request, context.time_remaining())) as told:
+            async for events in told:
+                yield pb.ExecuteResponse(events=events)
+
+    def ExecuteMany(
+        self, messages: AsyncIterator[pb.ExecuteManyRequest], context: Any
+    ) -> AsyncIterator[pb.ExecuteManyResponse]:
+        return self._many.responses(messages)
+
+    def end_when_idle(self) -> None:
+        """Every stream of many prompts ends with its last one, and new ones as they come: the process stops."""
+        self._many.end_when_idle()
+
+    async def _execute(self, request: pb.ExecuteRequest, remaining: float | None) -> AsyncGenerator[Events, None]:
         ticket = await self._admit(request)
-        specs = self._specs(request, ticket, context.time_remaining())
-        execution = Execution(self._engine, specs)
-        # Fires however the call ends, also when the client vanishes while this generator is suspended.
-        context.add_done_callback(lambda _: execution.close())
+        execution = Execution(self._engine, self._specs(request, ticket, remaining))
         try:
             load_ms = await self._submit(execution, request.revision_id)
             async with contextlib.aclosing(self._answer(execution, request.revision_id, load_ms)) as answer:
-                async for response in answer:
-                    yield response
+                async for events in answer:
+                    yield events
         finally:
             execution.close()
 
@@ -109,7 +124,7 @@ class ExecutorServicer(ExecutorServiceServicer):
         """Everything that can be refused is refused before anything is loaded."""
         specs = wire.specs_from_proto(
             request,
-            request_id=ticket.request_id,
+            request_id=_request_id(request),
             salt=tenant_salt(ticket.tenant),
             max_length=self._engine.max_length,
             deadline=self._deadline(remaining),
@@ -149,9 +164,7 @@ class ExecutorServicer(ExecutorServiceServicer):
                     lease.release()
         raise AssertionError("unreachable")
 
-    async def _answer(
-        self, execution: Execution, revision_id: str, load_ms: float
-    ) -> AsyncGenerator[pb.ExecuteResponse, None]:
+    async def _answer(self, execution: Execution, revision_id: str, load_ms: float) -> AsyncGenerator[Events, None]:
         begun, failed = False, None
         async for happened in execution.batches():
             told = []
@@ -159,7 +172,8 @@ class ExecutorServicer(ExecutorServiceServicer):
                 match event:
                     case Started() if not begun:
                         begun = True
-                        self._note_start(event)
+                        telemetry.observe(metrics.EXECUTOR_QUEUE, event.queue_s)
+                        tracing.note(executor=self._identity.name, queue_ms=event.queue_s * 1000)
                         base_id = self._identity.base_id
                         told.append(wire.started_to_proto(event, revision_id, base_id, load_ms=load_ms))
                     case Tokens():
@@ -171,13 +185,9 @@ class ExecutorServicer(ExecutorServiceServicer):
                             break
                         told.append(wire.finished_to_proto(index, event))
             if told:
-                yield pb.ExecuteResponse(events=told)
+                yield told
             if failed is not None:
                 raise wire.failure(failed)
-
-    def _note_start(self, event: Started) -> None:
-        telemetry.observe(metrics.EXECUTOR_QUEUE, event.queue_s)
-        tracing.note(executor=self._identity.name, queue_ms=event.queue_s * 1000)
 
     async def EnsureDevice(
         self, request: pb.EnsureDeviceRequest, context: Any
@@ -226,9 +236,9 @@ class ExecutorServicer(ExecutorServiceServicer):
         ticket = await self._admit(request)
         spec = wire.score_from_proto(
             request,
-            request_id=f"{ticket.request_id}/score",
+            request_id=f"{_request_id(request)}/score",
             # What is compared with the reference is computed on the pages as they are, not found in the prefix cache.
-            salt=ticket.request_id.encode() if request.reference else tenant_salt(ticket.tenant),
+            salt=secrets.token_bytes(16) if request.reference else tenant_salt(ticket.tenant),
             deadline=self._deadline(context.time_remaining()),
         )
         self._validate([spec])
@@ -360,6 +370,14 @@ def _state_word(state: EngineState) -> str:
     if state.failed:
         return "FAILED"
     return "DRAINING" if state.draining else "SERVING"
+
+
+def _request_id(request: pb.ExecuteRequest | pb.ProbeRequest) -> str:
+    if _REQUEST_ID.fullmatch(request.request_id) is None:
+        raise LoraportError(
+            "INVALID_REQUEST", "request_id must be 1 to 64 letters, digits, '-', '_' and '.'", subject="request_id"
+        )
+    return request.request_id
 
 
 def _revision_id(value: str) -> str:

@@ -15,6 +15,7 @@ Reason = Literal["stop", "length"]
 class Order:
     """What an executor is asked to run. `sampling.max_tokens` is set."""
 
+    request_id: str
     ticket: bytes
     revision_id: str
     prompt_token_ids: tuple[int, ...]
@@ -26,6 +27,7 @@ class Order:
 class ScoreOrder:
     """What an executor is asked to score."""
 
+    request_id: str
     ticket: bytes
     revision_id: str
     prompt_token_ids: tuple[int, ...]

@@ -1,8 +1,5 @@
 """An executor over gRPC."""
 
-import asyncio
-from typing import Any
-
 import grpc
 
 from loraport.executor.v1 import executor_service_pb2 as pb
@@ -19,6 +16,7 @@ from services.router.events import (
     ScoreOrder,
     Usage,
 )
+from services.router.executor_link import Link, LinkedRequest
 from services.router.members import Shape
 from services.router.ports import ExecutorState
 from services.router.prices import StepTotals
@@ -27,15 +25,13 @@ from services.shared.errors import LoraportError
 from services.shared.residency import Notice, Resident
 from services.shared.rpc.status import from_rpc_error
 
-# How long an executor that has told everything may take to end the call.
-END_S = 1.0
-
 
 class ExecutorClient:
     """See `services.router.ports.Executor`."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = stubs.ExecutorServiceStub(channel)
+        self._link = Link(self._stub.ExecuteMany)
 
     async def state(self, timeout_s: float) -> ExecutorState:
         try:
@@ -44,18 +40,20 @@ class ExecutorClient:
             raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
         return _state(state)
 
-    def execute(self, order: Order, *, timeout_s: float) -> "GrpcExecution":
+    def execute(self, order: Order, *, timeout_s: float) -> "LinkedExecution":
         request = pb.ExecuteRequest(
+            request_id=order.request_id,
             ticket=order.ticket,
             revision_id=order.revision_id,
             prompt_token_ids=order.prompt_token_ids,
             sampling=wire.sampling_to_proto(order.sampling),
             priority=order.priority,
         )
-        return GrpcExecution(self._stub.Execute(request, timeout=timeout_s, metadata=tracing.outgoing()))
+        return LinkedExecution(self._link.begin(request, timeout_s=timeout_s, traceparent=tracing.traceparent()))
 
     async def score(self, order: ScoreOrder, *, timeout_s: float) -> ExecutorScored:
         request = pb.ProbeRequest(
+            request_id=order.request_id,
             ticket=order.ticket,
             revision_id=order.revision_id,
             prompt_token_ids=order.prompt_token_ids,
@@ -87,31 +85,15 @@ class ExecutorClient:
         return str(answer.revision_id)
 
 
-class GrpcExecution:
+class LinkedExecution:
     """See `services.router.ports.Execution`."""
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
+    def __init__(self, request: LinkedRequest) -> None:
+        self._request = request
+        self.cancel, self.leave = request.cancel, request.leave
 
     async def next(self) -> list[ExecutorEvent]:
-        try:
-            response = await self._call.read()
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE") from None
-        if response is grpc.aio.EOF:
-            return []
-        if not response.events:
-            raise LoraportError("INTERNAL", "the executor sent an empty message")
-        return [_event(event) for event in response.events]
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-    def leave(self) -> None:
-        # Cancelling a call that its executor is about to end costs both sides more, and looks there like a caller that
-        # left. The timer holds the call meanwhile: one that nobody holds is cancelled.
-        late = asyncio.get_running_loop().call_later(END_S, self._call.cancel)
-        self._call.add_done_callback(lambda _call: late.cancel())
+        return [_event(event) for event in await self._request.next()]
 
 
 def _event(event: pb.ExecuteResponse.Event) -> ExecutorEvent:

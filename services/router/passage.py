@@ -18,7 +18,6 @@ from typing import TypeVar
 
 import structlog
 
-from loraport.bundle.envelope import Signer
 from services.router.admission import Admission
 from services.router.dispatch import Grant
 from services.router.door import Job
@@ -27,11 +26,11 @@ from services.router.fleet import Fleet
 from services.router.locality import BLOCK_TOKENS, MAX_BLOCKS
 from services.router.reasons import for_the_caller
 from services.router.rollout_losses import ON_TRIAL, Losses
+from services.router.tickets import Tickets
 from services.shared import metrics, telemetry, tracing
 from services.shared.clock import Clock
 from services.shared.errors import Code, LoraportError
 from services.shared.prefix_hash import prefix_chain, tenant_salt
-from services.shared.statements import MAX_TICKET_LIFE_S, Ticket, seal
 
 log = structlog.get_logger()
 
@@ -49,7 +48,7 @@ class RelayParts:
 
     admission: Admission
     fleet: Fleet
-    signing_key: Signer
+    tickets: Tickets
     clock: Clock
     max_request_s: float
     max_unread_s: float
@@ -137,16 +136,9 @@ class Passage:
         return left
 
     def ticket(self) -> bytes:
-        """Returns a fresh ticket for this request."""
+        """Returns a ticket for this request."""
         job = self._job
-        ticket = Ticket(
-            tenant=job.tenant,
-            revision_id=job.revision_id,
-            base_id=job.base.base_id,
-            request_id=job.id,
-            expires=int(self._parts.clock.now()) + MAX_TICKET_LIFE_S,
-        )
-        return seal(ticket, self._parts.signing_key)
+        return self._parts.tickets.ticket(tenant=job.tenant, revision_id=job.revision_id, base_id=job.base.base_id)
 
     def require_same(self, revision_id: str, base_id: str) -> None:
         """The promise of the whole system: nothing of any other revision than the one that was resolved.
@@ -168,6 +160,7 @@ class Passage:
         executor = self._grant.executor
         log.info("executor unavailable", executor=executor, reason=error.reason)
         if error.reason == _ASTRAY:
+            self._parts.tickets.forget()
             self._parts.fleet.note_ticket(executor, self._job.tenant, taken=False)
         else:
             self._parts.fleet.note_failure(executor, error.reason)

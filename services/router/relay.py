@@ -113,6 +113,7 @@ class Relay:
     async def _run(self, executor: str, queue_ms: float) -> tuple[Started, Sequence[ExecutorEvent]]:
         job, left = self._job, self._passage.left_s()
         order = Order(
+            request_id=job.id,
             ticket=self._passage.ticket(),
             revision_id=job.revision_id,
             prompt_token_ids=job.prompt_token_ids,

@@ -8,17 +8,16 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loraport.bundle.envelope import Signer
 from services.router.admission import Admission
 from services.router.bases import ServedBase
 from services.router.events import ExecutorScored, ScoreOrder
 from services.router.fair_queue import Waiting
 from services.router.fleet import Fleet
 from services.router.probing import Scorer
+from services.router.tickets import Tickets
 from services.shared.catalog import CatalogView, RolloutItem
 from services.shared.clock import Clock
 from services.shared.errors import LoraportError
-from services.shared.statements import MAX_TICKET_LIFE_S, Ticket, seal
 
 PROBE_S = 60.0
 # Of a tenant of weight 1.
@@ -33,19 +32,12 @@ class Probes:
 
     admission: Admission
     fleet: Fleet
-    signing_key: Signer
+    tickets: Tickets
     clock: Clock
 
     def ticket(self, item: RolloutItem, base: ServedBase, revision_id: str) -> bytes:
-        """Returns a fresh ticket for one call of a rollout."""
-        ticket = Ticket(
-            tenant=item.tenant,
-            revision_id=revision_id,
-            base_id=base.base_id,
-            request_id=secrets.token_hex(16),
-            expires=int(self.clock.now()) + MAX_TICKET_LIFE_S,
-        )
-        return seal(ticket, self.signing_key)
+        """Returns a ticket for one call of a rollout."""
+        return self.tickets.ticket(tenant=item.tenant, revision_id=revision_id, base_id=base.base_id)
 
     def scorer(self, item: RolloutItem, base: ServedBase, executor: str, *, view: CatalogView, kept: Kept) -> Scorer:
         """Returns what scores on one executor. What is in `kept` is not asked for again."""
@@ -91,6 +83,7 @@ class Probes:
         grant = await self.admission.enter(request)
         try:
             order = ScoreOrder(
+                request_id=request.id,
                 ticket=self.ticket(item, base, revision_id),
                 revision_id=revision_id,
                 prompt_token_ids=prompt,

@@ -16,6 +16,7 @@ async def score(job: Job, parts: RelayParts, *, timeout_s: float | None) -> Scor
 
     async def attempt(executor: str, queue_ms: float) -> Scored:
         order = ScoreOrder(
+            request_id=job.id,
             ticket=passage.ticket(),
             revision_id=job.revision_id,
             prompt_token_ids=job.prompt_token_ids,

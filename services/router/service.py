@@ -41,6 +41,7 @@ from services.router.servicer import InferenceServicer
 from services.router.shadows import Shadows
 from services.router.shared_work import SharedWork
 from services.router.text import BaseText, TextError
+from services.router.tickets import Tickets
 from services.router.tokens import TokenChecker
 from services.shared import checks
 from services.shared.board import Board
@@ -86,14 +87,14 @@ class RouterService:
             self._board, dispatch.needs, dispatch.popularity, router=uuid.uuid4().hex, clock=self._clock
         )
         self._admission = Admission(dispatch, clock=self._clock, executor_wait_s=config.executor_wait_s)
-        life = config.life
+        life, tickets = config.life, Tickets(signing_key, self._clock.now)
         relays = RelayParts(
-            self._admission, self._fleet, signing_key, self._clock, life.max_request_s, life.max_unread_s, losses
+            self._admission, self._fleet, tickets, self._clock, life.max_request_s, life.max_unread_s, losses
         )
         conversations, observer = Conversations(), Observer(clock=self._clock)
         door = self._make_door(trust, conversations, losses)
         self._shadows = Shadows(dispatch, self._catalog, relays, observer)
-        self._agent = self._make_agent(registry, signing_key, observer, conversations, dispatch, losses)
+        self._agent = self._make_agent(registry, tickets, observer, conversations, dispatch, losses)
         pages = PageTokens(pepper, purpose="router")
         quotas = Quotas(self._clock.monotonic)
         self._quota_board = _quota_board(config, quotas, self._catalog, self._clock)
@@ -237,7 +238,7 @@ class RouterService:
     def _make_agent(
         self,
         registry: grpc.aio.Channel,
-        key: RoleSigner,
+        tickets: Tickets,
         observer: Observer,
         conversations: Conversations,
         dispatch: Dispatch,
@@ -250,7 +251,7 @@ class RouterService:
             self._bases,
             desk,
             observer.outboxes,
-            Probes(self._admission, self._fleet, key, self._clock),
+            Probes(self._admission, self._fleet, tickets, self._clock),
             losses,
             self._clock,
             forget=partial(_forget, conversations, dispatch),

@@ -166,6 +166,7 @@ POLICIES = MappingProxyType(
         "executor.v1.ExecutorService",
         {
             "Execute": _ROUTER,
+            "ExecuteMany": _ROUTER,
             "EnsureDevice": _ROUTER,
             "Preload": _ROUTER,
             "Evict": _ROUTER,

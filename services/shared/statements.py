@@ -29,12 +29,11 @@ class StatementError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Lets one request of a tenant run. `revision_id` is empty for the base model."""
+    """Lets requests of a tenant for a revision run. `revision_id` is empty for the base model."""
 
     tenant: str
     revision_id: str
     base_id: str
-    request_id: str
     expires: int
 
     TYPE = "application/vnd.loraport.ticket+json"

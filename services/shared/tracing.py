@@ -189,13 +189,18 @@ def sampled() -> SpanContext | None:
     return context if context.trace_flags & TraceFlags.SAMPLED else None
 
 
-def outgoing() -> tuple[tuple[str, str], ...] | None:
-    """Returns the metadata that lets a peer go on with the current trace; None when there is nothing to go on with."""
+def traceparent() -> str:
+    """Returns what lets a peer go on with the current trace, in W3C's form; empty where there is none."""
     context = sampled()
     if context is None:
-        return None
-    value = f"00-{trace.format_trace_id(context.trace_id)}-{trace.format_span_id(context.span_id)}-01"
-    return ((TRACEPARENT, value),)
+        return ""
+    return f"00-{trace.format_trace_id(context.trace_id)}-{trace.format_span_id(context.span_id)}-01"
+
+
+def outgoing() -> tuple[tuple[str, str], ...] | None:
+    """Returns `traceparent` as the metadata of a call, None where it is empty."""
+    value = traceparent()
+    return ((TRACEPARENT, value),) if value else None
 
 
 def begin(name: str, **attributes: Attribute) -> Span:

@@ -30,6 +30,7 @@ from loraport.registry.v1.log_service_pb2_grpc import add_LogServiceServicer_to_
 from loraport.types.v1 import types_pb2
 from services.executor.config import ExecutorConfig
 from services.executor.service import ExecutorService, build
+from services.router.executor_link import Link, LinkedRequest
 from services.shared.config import from_mapping
 from services.shared.errors import LoraportError
 from services.shared.rpc.channels import TlsFiles
@@ -205,13 +206,14 @@ class Rig:
     router_key: SigningKey
     stub: ExecutorServiceStub
     admin: ExecutorServiceStub
+    # Requests go over one stream of it where it is set, as a router's do, and by a call each where not.
+    link: Link | None = None
 
     def ticket(self, revision_id: str = "", *, key: SigningKey | None = None, **changes: Any) -> bytes:
         fields = {
             "tenant": "acme",
             "revision_id": revision_id,
             "base_id": self.peers.base,
-            "request_id": f"q{time.monotonic_ns()}",
             "expires": int(time.time()) + 55,
         }
         return seal(Ticket(**{**fields, **changes}), key or self.router_key)
@@ -222,6 +224,7 @@ class Rig:
         revision_id: str = "",
         *,
         ticket: bytes | None = None,
+        request_id: str | None = None,
         timeout: float = 60,
         priority: int = 0,
         **sampling: Any,
@@ -233,7 +236,10 @@ class Rig:
             prompt_token_ids=prompt,
             sampling=params,
             priority=priority,
+            request_id=next_id() if request_id is None else request_id,
         )
+        if self.link is not None:
+            return LinkedCall(self.link.begin(request, timeout_s=timeout, traceparent=""))
         return self.stub.Execute(request, timeout=timeout)
 
     async def answer(self, *arguments: Any, **options: Any) -> Answer:
@@ -241,6 +247,11 @@ class Rig:
 
     async def state(self) -> Any:
         return await self.stub.State(pb.StateRequest(), timeout=60)
+
+
+def next_id() -> str:
+    """Returns an id that no request had."""
+    return f"q{time.monotonic_ns()}"
 
 
 def two_adapters(root: Path) -> Any:
@@ -283,6 +294,18 @@ class Answer:
             case "finished":
                 assert event.finished.index not in self.finished
                 self.finished[event.finished.index] = event.finished
+
+
+class LinkedCall:
+    """A request of a link, to be read as a call is."""
+
+    def __init__(self, request: LinkedRequest) -> None:
+        self._request = request
+        self.cancel = request.cancel
+
+    async def __aiter__(self) -> AsyncIterator[pb.ExecuteResponse]:
+        while events := await self._request.next():
+            yield pb.ExecuteResponse(events=events)
 
 
 async def collect(call: Any) -> Answer:

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from loraport.registry.v1 import catalog_service_pb2 as cpb
 from loraport.registry.v1 import catalog_service_pb2_grpc as catalog_stubs
 from loraport.registry.v1.adapter_service_pb2 import Revision
 from loraport.types.v1 import types_pb2
+from services.executor.many import Events, Many
 from services.router.config import RouterConfig
 from services.router.service import RouterService, build
 from services.shared.config import from_mapping
@@ -202,7 +203,10 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
         self.state = "SERVING" if request.undrain else "DRAINING"
         return epb.DrainResponse(running_count=self.running)
 
-    async def Execute(self, request, context) -> AsyncIterator[epb.ExecuteResponse]:
+    def ExecuteMany(self, messages, context) -> AsyncIterator[epb.ExecuteManyResponse]:
+        return Many(self._execute).responses(messages)
+
+    async def _execute(self, request, timeout_s) -> AsyncGenerator[Events, None]:
         ticket = open_ticket(request.ticket, self.trusted, now=time.time())
         # Who sees a request among the running ones may turn the knobs for the next: this one has what it came upon.
         pause_s, held = self.pause_s, self.held
@@ -218,12 +222,12 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
             at_once = [said(started=started)]
             if not self.at_once:
                 yield at_once.pop()
-            async for response in self._answer(request, pause_s, held):
-                at_once.append(response)
+            async for events in self._answer(request, pause_s, held):
+                at_once.append(events)
                 if not self.at_once:
                     yield at_once.pop()
             if at_once:
-                yield epb.ExecuteResponse(events=[event for response in at_once for event in response.events])
+                yield [event for events in at_once for event in events]
             if self.lingers:
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -269,7 +273,7 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
 
     async def _answer(
         self, request: epb.ExecuteRequest, pause_s: float, held: asyncio.Event | None
-    ) -> AsyncIterator[epb.ExecuteResponse]:
+    ) -> AsyncIterator[Events]:
         most = request.sampling.max_tokens
         if held is not None:
             await held.wait()
@@ -297,9 +301,9 @@ class FakeExecutor(executor_stubs.ExecutorServiceServicer):
             yield said(finished=finished)
 
 
-def said(**event: Any) -> epb.ExecuteResponse:
+def said(**event: Any) -> Events:
     """What an executor says of one event."""
-    return epb.ExecuteResponse(events=[epb.ExecuteResponse.Event(**event)])
+    return [epb.ExecuteResponse.Event(**event)]
 
 
 class World:

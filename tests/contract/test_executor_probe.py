@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loraport.executor.v1 import executor_service_pb2 as pb
-from tests.contract.executor_rig import Peers, Rig, running
+from tests.contract.executor_rig import Peers, Rig, next_id, running
 from tests.loader_rig import reason, until
 from tests.support.tiny import ALL, make_adapter, make_base, prompt_of, with_adapter
 
@@ -43,7 +43,9 @@ async def rig(tmp_path: Path, family) -> AsyncIterator[Rig]:
 def probe(rig: Rig, revision: str = "", *, ticket: bytes | None = None, timeout: float = 60, **changes: Any) -> Any:
     fields = {"prompt_token_ids": PROMPT, "continuation_token_ids": REST, "top_logprobs": 2, **changes}
     ticket = rig.ticket(revision) if ticket is None else ticket
-    return rig.stub.Probe(pb.ProbeRequest(ticket=ticket, revision_id=revision, **fields), timeout=timeout)
+    return rig.stub.Probe(
+        pb.ProbeRequest(ticket=ticket, revision_id=revision, request_id=next_id(), **fields), timeout=timeout
+    )
 
 
 async def test_the_base_and_a_revision_that_is_not_there_yet(rig: Rig, family) -> None:

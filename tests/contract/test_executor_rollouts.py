@@ -13,7 +13,7 @@ import torch
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.registry.v1 import catalog_service_pb2 as catalog
 from loraport.registry.v1 import rollout_service_pb2 as rollouts
-from tests.contract.executor_rig import Peers, Rig, running
+from tests.contract.executor_rig import Peers, Rig, next_id, running
 from tests.loader_rig import reason, until
 from tests.support.tiny import ALL, make_adapter, make_base, prompt_of, with_adapter
 
@@ -85,7 +85,9 @@ def preload(rig: Rig, revision: str, **options: Any) -> Any:
 
 def probe(rig: Rig, revision: str, **changes: Any) -> Any:
     fields = {"prompt_token_ids": PROMPT, "continuation_token_ids": REST, "reference": True, **changes}
-    return rig.stub.Probe(pb.ProbeRequest(ticket=rig.ticket(revision), revision_id=revision, **fields), timeout=60)
+    return rig.stub.Probe(
+        pb.ProbeRequest(ticket=rig.ticket(revision), revision_id=revision, request_id=next_id(), **fields), timeout=60
+    )
 
 
 async def test_what_a_rollout_needs_is_loaded_and_stays_while_it_runs(rig: Rig) -> None:

@@ -13,6 +13,7 @@ import pytest
 from loraport.bundle.envelope import SigningKey
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.types.v1 import types_pb2
+from services.router.executor_link import Link
 from tests.contract.executor_rig import Peers, Rig, State, running, slowly
 from tests.loader_rig import reason, until
 from tests.support.tiny import ALL, greedy, make_adapter, make_base, prompt_of, with_adapter
@@ -32,13 +33,15 @@ def family(tmp_path_factory: pytest.TempPathFactory):
     return root, answers
 
 
-@pytest.fixture
-async def rig(tmp_path: Path, family) -> AsyncIterator[Rig]:
+@pytest.fixture(params=["a call each", "one stream"])
+async def rig(tmp_path: Path, family, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     root, _ = family
     peers = Peers()
     for name in ("pirate", "terse"):
         peers.publish(root / "base", root / name, tenant="acme" if name == "pirate" else "globex")
     async with running(tmp_path, root / "base", peers) as rig:
+        if request.param == "one stream":
+            rig.link = Link(rig.stub.ExecuteMany)
         yield rig
         assert not rig.service._device.engine.state().failed
 
@@ -259,10 +262,13 @@ async def test_bad_input_is_refused_with_its_reason(rig: Rig) -> None:
     for prompt, options, expected in cases:
         assert await reason(rig.call(prompt, **options)) == expected, (len(prompt), options)
     slowly(rig)
+    for wrong in ("", "a" * 65, "a/0", "a b", "\u00e4"):
+        assert await reason(rig.call(P, request_id=wrong)) == "INVALID_REQUEST", wrong
     ticket = rig.ticket()
-    first = rig.call(P, ticket=ticket, max_tokens=200, ignore_eos=True)
+    first = rig.call(P, ticket=ticket, request_id="r1", max_tokens=200, ignore_eos=True)
     await anext(aiter(first))
-    assert await reason(rig.call(P, ticket=ticket)) == "REQUEST_EXISTS", "a ticket in use opens nothing else"
+    assert await reason(rig.call(P, ticket=ticket, request_id="r1")) == "REQUEST_EXISTS", "an id is of one that runs"
+    assert len((await rig.answer(P, ticket=ticket, request_id="r2", max_tokens=1)).tokens[0]) == 1
     first.cancel()
     default = await rig.answer(prompt_of(200), max_tokens=None, ignore_eos=True)
     assert len(default.tokens[0]) == 56, "what the context leaves"
@@ -341,5 +347,5 @@ async def test_only_a_router_may_execute(rig: Rig, tmp_path: Path) -> None:
     options = (("grpc.use_local_subchannel_pool", 1),)
     async with grpc.aio.secure_channel(f"127.0.0.1:{rig.service.port}", credentials, options=options) as channel:
         stub = type(rig.stub)(channel)
-        call = stub.Execute(pb.ExecuteRequest(ticket=rig.ticket(), prompt_token_ids=P), timeout=60)
+        call = stub.Execute(pb.ExecuteRequest(ticket=rig.ticket(), prompt_token_ids=P, request_id="r1"), timeout=60)
         assert await reason(call) == "NOT_ALLOWED"

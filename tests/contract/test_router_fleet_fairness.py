@@ -20,6 +20,7 @@ from loraport.executor.v1 import executor_service_pb2 as epb
 from loraport.router.v1 import router_admin_service_pb2 as apb
 from loraport.router.v1 import router_admin_service_pb2_grpc as admin_stubs
 from loraport.types.v1 import types_pb2
+from services.executor.many import Events
 from services.router.exchange import decode
 from services.router.prices import Prices
 from services.router.shared_work import slack_ms
@@ -65,7 +66,7 @@ class OneAtATime(FakeExecutor):
     rounds: Rounds | None = None
     device: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def _answer(self, request: epb.ExecuteRequest, *_: object) -> AsyncIterator[epb.ExecuteResponse]:
+    async def _answer(self, request: epb.ExecuteRequest, *_: object) -> AsyncIterator[Events]:
         assert self.rounds is not None
         prices = Prices()
         work_ms = prices.prefill_ms(PROMPT) + prices.decode_ms(tokens=TOKENS, context=0, adapter_mib=0, sharing=1)

@@ -22,7 +22,8 @@ from loraport import (
 from loraport.errors import LoraportError as ClientError
 from loraport.executor.v1 import executor_service_pb2 as epb
 from loraport.registry.v1 import catalog_service_pb2 as cpb
-from services.router import executor_client
+from services.executor.many import Events
+from services.router import executor_link
 from services.shared.errors import LoraportError
 from tests.contract.router_world import CONTEXT, World, api_key, digest, eventually, said
 
@@ -156,7 +157,7 @@ async def test_an_executor_that_has_told_everything_ends_its_call_or_is_made_to(
         await client.generate("x", adapter="pirate")
         await eventually(lambda: executor.running == 0)
         assert executor.cancelled == 0
-        monkeypatch.setattr(executor_client, "END_S", 0.2)
+        monkeypatch.setattr(executor_link, "END_S", 0.2)
         executor.lingers = True
         await client.generate("x", adapter="pirate")
         await eventually(lambda: executor.cancelled == 1 and executor.running == 0)
@@ -333,28 +334,23 @@ async def test_a_revoked_revision_is_a_reason_for_its_owner_only(world: World) -
             await globex.generate("x", revision_id=PIRATE)
 
 
-OLD_TOKENS = epb.ExecuteResponse.FromString(b"\x12\x03\x12\x01\x32")  # before messages had lists of events
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        epb.ExecuteResponse(),
-        OLD_TOKENS,
-        epb.ExecuteResponse(events=[epb.ExecuteResponse.Event()]),
+        [epb.ExecuteResponse.Event()],
         said(started=epb.ExecuteResponse.Started(revision_id=PIRATE)),
         said(tokens=epb.ExecuteResponse.Tokens(index=5, token_ids=[1])),
         said(finished=epb.ExecuteResponse.Finished(index=-1)),
     ],
-    ids=["empty", "old", "unknown", "again", "index", "negative"],
+    ids=["unknown", "again", "index", "negative"],
 )
 async def test_what_an_executor_may_not_say_ends_that_request_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch, wrong: epb.ExecuteResponse
+    world: World, monkeypatch: pytest.MonkeyPatch, wrong: Events
 ) -> None:
     executor = world.executors["e0"]
     executor.reply = [50]
 
-    async def says(*_: object) -> AsyncIterator[epb.ExecuteResponse]:
+    async def says(*_: object) -> AsyncIterator[Events]:
         yield wrong
 
     async with world.client() as client:

@@ -127,8 +127,8 @@ async def test_the_only_executor_dies_before_the_first_token_and_comes_back(worl
         await world.start_executor("e0")
         assert (await task).executor == "e0"
     assert len(executor.requests) == 2
-    tickets = [ticket for ticket, _ in executor.requests]
-    assert tickets[0].request_id == tickets[1].request_id
+    first, second = (request.request_id for _, request in executor.requests)
+    assert first == second
     assert world.router._admission._dispatch.queue._ledger.accounts["acme"].prefill <= 2, "its prompt is charged once"
 
 

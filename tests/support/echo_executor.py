@@ -6,6 +6,7 @@
 import asyncio
 import hashlib
 import sys
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import grpc
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.executor.v1 import executor_service_pb2_grpc as stubs
 from loraport.types.v1 import types_pb2
+from services.executor.many import Events, Many
 
 PAUSE_S = 0.01
 
@@ -29,6 +31,7 @@ class EchoExecutor(stubs.ExecutorServiceServicer):
     def __init__(self, name: str, base_id: str, epoch: int) -> None:
         self._name, self._base_id, self._epoch = name, base_id, epoch
         self._resident: list[str] = []
+        self._many = Many(self._execute)
 
     async def State(self, request: pb.StateRequest, context: Any) -> pb.StateResponse:
         held = [pb.DeviceRevision(revision_id=key, state="READY", size_bytes=16) for key in self._resident]
@@ -38,25 +41,25 @@ class EchoExecutor(stubs.ExecutorServiceServicer):
             page_size_bytes=16, pool_size_bytes=160, pool_used_bytes=16 * len(held),
         )  # fmt: skip
 
-    async def Execute(self, request: pb.ExecuteRequest, context: Any) -> None:
+    async def ExecuteMany(self, messages: Any, context: Any) -> AsyncIterator[pb.ExecuteManyResponse]:
+        async for response in self._many.responses(messages):
+            yield response
+
+    async def _execute(self, request: pb.ExecuteRequest, _timeout_s: float) -> AsyncGenerator[Events, None]:
+        told = pb.ExecuteResponse.Event
         load_ms = 0.0
         if request.revision_id not in self._resident:
             await asyncio.sleep(PAUSE_S)
             self._resident.append(request.revision_id)
             load_ms = PAUSE_S * 1000
         began = pb.ExecuteResponse.Started(revision_id=request.revision_id, base_id=self._base_id, load_ms=load_ms)
-        await context.write(_said(started=began))
+        yield [told(started=began)]
         most = request.sampling.max_tokens
         for token in echo(request.revision_id, most):
             await asyncio.sleep(PAUSE_S)
-            await context.write(_said(tokens=pb.ExecuteResponse.Tokens(token_ids=[token])))
+            yield [told(tokens=pb.ExecuteResponse.Tokens(token_ids=[token]))]
         usage = types_pb2.Usage(prompt_token_count=len(request.prompt_token_ids), completion_token_count=most)
-        finished = pb.ExecuteResponse.Finished(finish_reason=types_pb2.FINISH_REASON_LENGTH, usage=usage)
-        await context.write(_said(finished=finished))
-
-
-def _said(**event: Any) -> pb.ExecuteResponse:
-    return pb.ExecuteResponse(events=[pb.ExecuteResponse.Event(**event)])
+        yield [told(finished=pb.ExecuteResponse.Finished(finish_reason=types_pb2.FINISH_REASON_LENGTH, usage=usage))]
 
 
 async def serve(folder: Path, name: str, port: str, base_id: str, epoch: str) -> None:

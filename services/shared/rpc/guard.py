@@ -112,7 +112,7 @@ class Guard:
         once = inspect.iscoroutinefunction(behaviour)
 
         async def call(messages: AsyncIterator[Any], context: Any) -> None:
-            seen = _Seen(door.method)
+            seen = Seen(door.method)
             try:
                 with self._place(door):
                     seen.span = await self._admit(door, context)
@@ -123,6 +123,11 @@ class Guard:
                     answer = await behaviour(request, context)
                 # It takes no place while it waits to be read: else unread ones would take those of everybody's probes.
                 await self._send(door, _once(answer), context)
+            except grpc.aio.AbortError:
+                raise
+            except _NotSent:
+                seen.code = "CANCELLED"
+                raise asyncio.CancelledError from None  # of what else reaches it grpc logs a traceback
             except Exception as error:
                 await _abort(context, seen.failed(error))
             except (asyncio.CancelledError, GeneratorExit):
@@ -254,7 +259,7 @@ def _parsing(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | N
     return parsed
 
 
-class _Seen:
+class Seen:
     """What is told of one call when it has ended: its time and code, and its span if it has one."""
 
     def __init__(self, method: str) -> None:
@@ -263,13 +268,8 @@ class _Seen:
         self.span: Span = INVALID_SPAN
         self._began = time.monotonic()
 
-    def failed(self, error: Exception) -> BaseException:
+    def failed(self, error: Exception) -> LoraportError:
         """Returns what the caller is told of an error; of one that no code of ours raised on purpose, nothing."""
-        if isinstance(error, grpc.aio.AbortError):
-            return error
-        if isinstance(error, _NotSent):
-            self.code = "CANCELLED"
-            return asyncio.CancelledError()  # of what else reaches it grpc logs a traceback
         if isinstance(error, NotImplementedError):
             error = LoraportError("NOT_IMPLEMENTED")
         if not isinstance(error, LoraportError):
@@ -288,8 +288,6 @@ class _Seen:
         telemetry.observe(metrics.RPC_DURATION, took_s, method=self.method, code=self.code)
 
 
-async def _abort(context: Any, error: BaseException) -> None:
+async def _abort(context: Any, error: LoraportError) -> None:
     """Ends the call with the status of `error`."""
-    if not isinstance(error, LoraportError):
-        raise error
     await context.abort(grpc_code(error.code), clip(error.message), trailing_metadata(error))

@@ -116,12 +116,24 @@ def details_of(error: grpc.RpcError) -> list[bytes]:
     return [value for key, value in trailers if key == DETAILS_KEY]
 
 
+def from_status(status: status_pb2.Status, *, unavailable: str) -> LoraportError:
+    """Returns what a peer's error means for the caller, as `from_rpc_error` does; `status` is not OK."""
+    if (known := _known(status)) is not None:
+        return known
+    return LoraportError(unavailable, retry_after_s=1.0)
+
+
 def _parse(data: bytes) -> LoraportError | None:
     status = status_pb2.Status()
     try:
         status.ParseFromString(data)
     except DecodeError:
         return None
+    return _known(status)
+
+
+def _known(status: status_pb2.Status) -> LoraportError | None:
+    """Returns the error that a loraport service made a status of; None when none did."""
     reason, retry, metadata = "", None, {}
     for detail in status.details:
         info = error_details_pb2.ErrorInfo()

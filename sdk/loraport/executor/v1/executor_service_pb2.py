@@ -23,10 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
+from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from loraport.types.v1 import types_pb2 as loraport_dot_types_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+loraport/executor/v1/executor_service.proto\x12\x14loraport.executor.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1dloraport/types/v1/types.proto\"\xa2\x01\n\x0e\x45xecuteRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x1e\n\x10prompt_token_ids\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.loraport.types.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x05\"\xbf\x06\n\x0f\x45xecuteResponse\x12;\n\x06\x65vents\x18\x04 \x03(\x0b\x32+.loraport.executor.v1.ExecuteResponse.Event\x1a\xd6\x01\n\x05\x45vent\x12@\n\x07started\x18\x01 \x01(\x0b\x32-.loraport.executor.v1.ExecuteResponse.StartedH\x00\x12>\n\x06tokens\x18\x02 \x01(\x0b\x32,.loraport.executor.v1.ExecuteResponse.TokensH\x00\x12\x42\n\x08\x66inished\x18\x03 \x01(\x0b\x32..loraport.executor.v1.ExecuteResponse.FinishedH\x00\x42\x07\n\x05\x65vent\x1an\n\x07Started\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\x12\x0f\n\x07load_ms\x18\x03 \x01(\x01\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x05 \x01(\x05\x1a\x97\x01\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x35\n\x08logprobs\x18\x03 \x03(\x0b\x32#.loraport.types.v1.PositionLogprobs\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x1f\n\x17max_batch_adapter_count\x18\x05 \x01(\x05\x1a\xde\x01\n\x08\x46inished\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x36\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1f.loraport.types.v1.FinishReason\x12\'\n\x05usage\x18\x03 \x01(\x0b\x32\x18.loraport.types.v1.Usage\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x1f\n\x17max_batch_adapter_count\x18\x05 \x01(\x05\x12\x1a\n\rstop_token_id\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_idJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x07startedR\x06tokensR\x08\x66inished\"0\n\x13\x45nsureDeviceRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"E\n\x14\x45nsureDeviceResponse\x12-\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.loraport.types.v1.StageReport\"A\n\x0ePreloadRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x19\n\x0brevision_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"G\n\x0fPreloadResponse\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0f\n\x07load_ms\x18\x02 \x01(\x01\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\")\n\x0c\x45victRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"5\n\rEvictResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x08\x12\x13\n\x0blease_count\x18\x02 \x01(\x05\"\xa8\x01\n\x0cProbeRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x1e\n\x10prompt_token_ids\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12$\n\x16\x63ontinuation_token_ids\x18\x04 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x05\x12\x11\n\treference\x18\x06 \x01(\x08\"\xd7\x01\n\rProbeResponse\x12\x35\n\x08logprobs\x18\x01 \x03(\x0b\x32#.loraport.types.v1.PositionLogprobs\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x03 \x01(\t\x12\x0f\n\x07load_ms\x18\x04 \x01(\x01\x12\x13\n\x0bkernel_path\x18\x05 \x01(\t\x12\'\n\x05usage\x18\x06 \x01(\x0b\x32\x18.loraport.types.v1.Usage\x12\x1a\n\x12reference_logprobs\x18\x07 \x03(\x01\"\x0e\n\x0cStateRequest\"\xd3\x06\n\rStateResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x10\n\x08sequence\x18\x05 \x01(\x03\x12\r\n\x05state\x18\x06 \x01(\t\x12\x37\n\trevisions\x18\x07 \x03(\x0b\x32$.loraport.executor.v1.DeviceRevision\x12\x14\n\x0cqueued_count\x18\x08 \x01(\x05\x12\x15\n\rrunning_count\x18\t \x01(\x05\x12\x1b\n\x13kv_used_block_count\x18\n \x01(\x03\x12\x16\n\x0ekv_block_count\x18\x0b \x01(\x03\x12\x17\n\x0fpool_used_bytes\x18\x0c \x01(\x03\x12\x17\n\x0fpool_size_bytes\x18\r \x01(\x03\x12\x10\n\x08max_rank\x18\x0e \x01(\x05\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x10 \x01(\x05\x12\x12\n\nstep_count\x18\x11 \x01(\x03\x12\x1d\n\x15kv_cached_block_count\x18\x12 \x01(\x03\x12`\n\x18kv_revision_block_counts\x18\x13 \x03(\x0b\x32>.loraport.executor.v1.StateResponse.KvRevisionBlockCountsEntry\x12\x30\n\x06totals\x18\x14 \x01(\x0b\x32 .loraport.executor.v1.StepTotals\x12\x17\n\x0fpage_size_bytes\x18\x15 \x01(\x03\x12\x17\n\x0fpage_rank_count\x18\x16 \x01(\x05\x12\x12\n\nload_count\x18\x17 \x01(\x03\x12\x14\n\x0cthrash_count\x18\x18 \x01(\x03\x12\x0c\n\x04mode\x18\x19 \x01(\t\x12\x1a\n\x12merged_revision_id\x18\x1a \x01(\t\x12\x0f\n\x07\x64\x65\x63oder\x18\x1b \x01(\t\x12\x35\n\ncheckpoint\x18\x1c \x01(\x0b\x32!.loraport.types.v1.SeenCheckpoint\x1a<\n\x1aKvRevisionBlockCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xa1\x01\n\nStepTotals\x12\x12\n\nstep_count\x18\x01 \x01(\x03\x12\x0f\n\x07\x62usy_ms\x18\x02 \x01(\x01\x12\x1b\n\x13prefill_token_count\x18\x03 \x01(\x03\x12\x18\n\x10\x64\x65\x63ode_row_count\x18\x04 \x01(\x03\x12\x1b\n\x13\x63ontext_token_count\x18\x05 \x01(\x03\x12\x1a\n\x12\x61\x64\x61pter_read_bytes\x18\x06 \x01(\x03\"\x8d\x01\n\x0e\x44\x65viceRevision\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x13\n\x0blease_count\x18\x04 \x01(\x05\x12.\n\x06stages\x18\x05 \x03(\x0b\x32\x1e.loraport.types.v1.StageReport\"%\n\x0eSetModeRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\"4\n\x0fSetModeResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\"0\n\x0c\x44rainRequest\x12\x0f\n\x07undrain\x18\x01 \x01(\x08\x12\x0f\n\x07\x61t_once\x18\x02 \x01(\x08\"&\n\rDrainResponse\x12\x15\n\rrunning_count\x18\x01 \x01(\x05\x32\xcc\x05\n\x0f\x45xecutorService\x12X\n\x07\x45xecute\x12$.loraport.executor.v1.ExecuteRequest\x1a%.loraport.executor.v1.ExecuteResponse0\x01\x12g\n\x0c\x45nsureDevice\x12).loraport.executor.v1.EnsureDeviceRequest\x1a*.loraport.executor.v1.EnsureDeviceResponse0\x01\x12V\n\x07Preload\x12$.loraport.executor.v1.PreloadRequest\x1a%.loraport.executor.v1.PreloadResponse\x12P\n\x05\x45vict\x12\".loraport.executor.v1.EvictRequest\x1a#.loraport.executor.v1.EvictResponse\x12P\n\x05Probe\x12\".loraport.executor.v1.ProbeRequest\x1a#.loraport.executor.v1.ProbeResponse\x12P\n\x05State\x12\".loraport.executor.v1.StateRequest\x1a#.loraport.executor.v1.StateResponse\x12P\n\x05\x44rain\x12\".loraport.executor.v1.DrainRequest\x1a#.loraport.executor.v1.DrainResponse\x12V\n\x07SetMode\x12$.loraport.executor.v1.SetModeRequest\x1a%.loraport.executor.v1.SetModeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+loraport/executor/v1/executor_service.proto\x12\x14loraport.executor.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x17google/rpc/status.proto\x1a\x1dloraport/types/v1/types.proto\"\xbc\x01\n\x0e\x45xecuteRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x1e\n\x10prompt_token_ids\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.loraport.types.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x18\n\nrequest_id\x18\x06 \x01(\tB\x04\xe2\x41\x01\x02\"\xbf\x06\n\x0f\x45xecuteResponse\x12;\n\x06\x65vents\x18\x04 \x03(\x0b\x32+.loraport.executor.v1.ExecuteResponse.Event\x1a\xd6\x01\n\x05\x45vent\x12@\n\x07started\x18\x01 \x01(\x0b\x32-.loraport.executor.v1.ExecuteResponse.StartedH\x00\x12>\n\x06tokens\x18\x02 \x01(\x0b\x32,.loraport.executor.v1.ExecuteResponse.TokensH\x00\x12\x42\n\x08\x66inished\x18\x03 \x01(\x0b\x32..loraport.executor.v1.ExecuteResponse.FinishedH\x00\x42\x07\n\x05\x65vent\x1an\n\x07Started\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\x12\x0f\n\x07load_ms\x18\x03 \x01(\x01\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x05 \x01(\x05\x1a\x97\x01\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x35\n\x08logprobs\x18\x03 \x03(\x0b\x32#.loraport.types.v1.PositionLogprobs\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x1f\n\x17max_batch_adapter_count\x18\x05 \x01(\x05\x1a\xde\x01\n\x08\x46inished\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x36\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1f.loraport.types.v1.FinishReason\x12\'\n\x05usage\x18\x03 \x01(\x0b\x32\x18.loraport.types.v1.Usage\x12\x13\n\x0bkernel_path\x18\x04 \x01(\t\x12\x1f\n\x17max_batch_adapter_count\x18\x05 \x01(\x05\x12\x1a\n\rstop_token_id\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_idJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x07startedR\x06tokensR\x08\x66inished\"\xe1\x02\n\x12\x45xecuteManyRequest\x12<\n\x05items\x18\x01 \x03(\x0b\x32-.loraport.executor.v1.ExecuteManyRequest.Item\x1a\x98\x01\n\x04Item\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12?\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32..loraport.executor.v1.ExecuteManyRequest.BeginH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.google.protobuf.EmptyH\x00\x12\x0e\n\x04hold\x18\x04 \x01(\x08H\x00\x42\x08\n\x06\x61\x63tion\x1ar\n\x05\x42\x65gin\x12;\n\x07request\x18\x01 \x01(\x0b\x32$.loraport.executor.v1.ExecuteRequestB\x04\xe2\x41\x01\x02\x12\x17\n\ttimeout_s\x18\x02 \x01(\x01\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"\xc7\x01\n\x13\x45xecuteManyResponse\x12=\n\x05parts\x18\x01 \x03(\x0b\x32..loraport.executor.v1.ExecuteManyResponse.Part\x1aq\n\x04Part\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12;\n\x06\x65vents\x18\x02 \x03(\x0b\x32+.loraport.executor.v1.ExecuteResponse.Event\x12\x1f\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status\"0\n\x13\x45nsureDeviceRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"E\n\x14\x45nsureDeviceResponse\x12-\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.loraport.types.v1.StageReport\"A\n\x0ePreloadRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x19\n\x0brevision_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"G\n\x0fPreloadResponse\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0f\n\x07load_ms\x18\x02 \x01(\x01\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\")\n\x0c\x45victRequest\x12\x19\n\x0brevision_id\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"5\n\rEvictResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x08\x12\x13\n\x0blease_count\x18\x02 \x01(\x05\"\xc2\x01\n\x0cProbeRequest\x12\x14\n\x06ticket\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x1e\n\x10prompt_token_ids\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12$\n\x16\x63ontinuation_token_ids\x18\x04 \x03(\x05\x42\x04\xe2\x41\x01\x02\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x05\x12\x11\n\treference\x18\x06 \x01(\x08\x12\x18\n\nrequest_id\x18\x07 \x01(\tB\x04\xe2\x41\x01\x02\"\xd7\x01\n\rProbeResponse\x12\x35\n\x08logprobs\x18\x01 \x03(\x0b\x32#.loraport.types.v1.PositionLogprobs\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x03 \x01(\t\x12\x0f\n\x07load_ms\x18\x04 \x01(\x01\x12\x13\n\x0bkernel_path\x18\x05 \x01(\t\x12\'\n\x05usage\x18\x06 \x01(\x0b\x32\x18.loraport.types.v1.Usage\x12\x1a\n\x12reference_logprobs\x18\x07 \x03(\x01\"\x0e\n\x0cStateRequest\"\xd3\x06\n\rStateResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61se_id\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x10\n\x08sequence\x18\x05 \x01(\x03\x12\r\n\x05state\x18\x06 \x01(\t\x12\x37\n\trevisions\x18\x07 \x03(\x0b\x32$.loraport.executor.v1.DeviceRevision\x12\x14\n\x0cqueued_count\x18\x08 \x01(\x05\x12\x15\n\rrunning_count\x18\t \x01(\x05\x12\x1b\n\x13kv_used_block_count\x18\n \x01(\x03\x12\x16\n\x0ekv_block_count\x18\x0b \x01(\x03\x12\x17\n\x0fpool_used_bytes\x18\x0c \x01(\x03\x12\x17\n\x0fpool_size_bytes\x18\r \x01(\x03\x12\x10\n\x08max_rank\x18\x0e \x01(\x05\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x10 \x01(\x05\x12\x12\n\nstep_count\x18\x11 \x01(\x03\x12\x1d\n\x15kv_cached_block_count\x18\x12 \x01(\x03\x12`\n\x18kv_revision_block_counts\x18\x13 \x03(\x0b\x32>.loraport.executor.v1.StateResponse.KvRevisionBlockCountsEntry\x12\x30\n\x06totals\x18\x14 \x01(\x0b\x32 .loraport.executor.v1.StepTotals\x12\x17\n\x0fpage_size_bytes\x18\x15 \x01(\x03\x12\x17\n\x0fpage_rank_count\x18\x16 \x01(\x05\x12\x12\n\nload_count\x18\x17 \x01(\x03\x12\x14\n\x0cthrash_count\x18\x18 \x01(\x03\x12\x0c\n\x04mode\x18\x19 \x01(\t\x12\x1a\n\x12merged_revision_id\x18\x1a \x01(\t\x12\x0f\n\x07\x64\x65\x63oder\x18\x1b \x01(\t\x12\x35\n\ncheckpoint\x18\x1c \x01(\x0b\x32!.loraport.types.v1.SeenCheckpoint\x1a<\n\x1aKvRevisionBlockCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xa1\x01\n\nStepTotals\x12\x12\n\nstep_count\x18\x01 \x01(\x03\x12\x0f\n\x07\x62usy_ms\x18\x02 \x01(\x01\x12\x1b\n\x13prefill_token_count\x18\x03 \x01(\x03\x12\x18\n\x10\x64\x65\x63ode_row_count\x18\x04 \x01(\x03\x12\x1b\n\x13\x63ontext_token_count\x18\x05 \x01(\x03\x12\x1a\n\x12\x61\x64\x61pter_read_bytes\x18\x06 \x01(\x03\"\x8d\x01\n\x0e\x44\x65viceRevision\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x13\n\x0blease_count\x18\x04 \x01(\x05\x12.\n\x06stages\x18\x05 \x03(\x0b\x32\x1e.loraport.types.v1.StageReport\"%\n\x0eSetModeRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\"4\n\x0fSetModeResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x13\n\x0brevision_id\x18\x02 \x01(\t\"0\n\x0c\x44rainRequest\x12\x0f\n\x07undrain\x18\x01 \x01(\x08\x12\x0f\n\x07\x61t_once\x18\x02 \x01(\x08\"&\n\rDrainResponse\x12\x15\n\rrunning_count\x18\x01 \x01(\x05\x32\xb4\x06\n\x0f\x45xecutorService\x12X\n\x07\x45xecute\x12$.loraport.executor.v1.ExecuteRequest\x1a%.loraport.executor.v1.ExecuteResponse0\x01\x12\x66\n\x0b\x45xecuteMany\x12(.loraport.executor.v1.ExecuteManyRequest\x1a).loraport.executor.v1.ExecuteManyResponse(\x01\x30\x01\x12g\n\x0c\x45nsureDevice\x12).loraport.executor.v1.EnsureDeviceRequest\x1a*.loraport.executor.v1.EnsureDeviceResponse0\x01\x12V\n\x07Preload\x12$.loraport.executor.v1.PreloadRequest\x1a%.loraport.executor.v1.PreloadResponse\x12P\n\x05\x45vict\x12\".loraport.executor.v1.EvictRequest\x1a#.loraport.executor.v1.EvictResponse\x12P\n\x05Probe\x12\".loraport.executor.v1.ProbeRequest\x1a#.loraport.executor.v1.ProbeResponse\x12P\n\x05State\x12\".loraport.executor.v1.StateRequest\x1a#.loraport.executor.v1.StateResponse\x12P\n\x05\x44rain\x12\".loraport.executor.v1.DrainRequest\x1a#.loraport.executor.v1.DrainResponse\x12V\n\x07SetMode\x12$.loraport.executor.v1.SetModeRequest\x1a%.loraport.executor.v1.SetModeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTEREQUEST'].fields_by_name['ticket']._serialized_options = b'\342A\001\002'
   _globals['_EXECUTEREQUEST'].fields_by_name['prompt_token_ids']._loaded_options = None
   _globals['_EXECUTEREQUEST'].fields_by_name['prompt_token_ids']._serialized_options = b'\342A\001\002'
+  _globals['_EXECUTEREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_EXECUTEREQUEST'].fields_by_name['request_id']._serialized_options = b'\342A\001\002'
+  _globals['_EXECUTEMANYREQUEST_BEGIN'].fields_by_name['request']._loaded_options = None
+  _globals['_EXECUTEMANYREQUEST_BEGIN'].fields_by_name['request']._serialized_options = b'\342A\001\002'
+  _globals['_EXECUTEMANYREQUEST_BEGIN'].fields_by_name['timeout_s']._loaded_options = None
+  _globals['_EXECUTEMANYREQUEST_BEGIN'].fields_by_name['timeout_s']._serialized_options = b'\342A\001\002'
   _globals['_ENSUREDEVICEREQUEST'].fields_by_name['revision_id']._loaded_options = None
   _globals['_ENSUREDEVICEREQUEST'].fields_by_name['revision_id']._serialized_options = b'\342A\001\002'
   _globals['_PRELOADREQUEST'].fields_by_name['ticket']._loaded_options = None
@@ -51,54 +59,66 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROBEREQUEST'].fields_by_name['prompt_token_ids']._serialized_options = b'\342A\001\002'
   _globals['_PROBEREQUEST'].fields_by_name['continuation_token_ids']._loaded_options = None
   _globals['_PROBEREQUEST'].fields_by_name['continuation_token_ids']._serialized_options = b'\342A\001\002'
+  _globals['_PROBEREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_PROBEREQUEST'].fields_by_name['request_id']._serialized_options = b'\342A\001\002'
   _globals['_STATERESPONSE_KVREVISIONBLOCKCOUNTSENTRY']._loaded_options = None
   _globals['_STATERESPONSE_KVREVISIONBLOCKCOUNTSENTRY']._serialized_options = b'8\001'
-  _globals['_EXECUTEREQUEST']._serialized_start=134
-  _globals['_EXECUTEREQUEST']._serialized_end=296
-  _globals['_EXECUTERESPONSE']._serialized_start=299
-  _globals['_EXECUTERESPONSE']._serialized_end=1130
-  _globals['_EXECUTERESPONSE_EVENT']._serialized_start=380
-  _globals['_EXECUTERESPONSE_EVENT']._serialized_end=594
-  _globals['_EXECUTERESPONSE_STARTED']._serialized_start=596
-  _globals['_EXECUTERESPONSE_STARTED']._serialized_end=706
-  _globals['_EXECUTERESPONSE_TOKENS']._serialized_start=709
-  _globals['_EXECUTERESPONSE_TOKENS']._serialized_end=860
-  _globals['_EXECUTERESPONSE_FINISHED']._serialized_start=863
-  _globals['_EXECUTERESPONSE_FINISHED']._serialized_end=1085
-  _globals['_ENSUREDEVICEREQUEST']._serialized_start=1132
-  _globals['_ENSUREDEVICEREQUEST']._serialized_end=1180
-  _globals['_ENSUREDEVICERESPONSE']._serialized_start=1182
-  _globals['_ENSUREDEVICERESPONSE']._serialized_end=1251
-  _globals['_PRELOADREQUEST']._serialized_start=1253
-  _globals['_PRELOADREQUEST']._serialized_end=1318
-  _globals['_PRELOADRESPONSE']._serialized_start=1320
-  _globals['_PRELOADRESPONSE']._serialized_end=1391
-  _globals['_EVICTREQUEST']._serialized_start=1393
-  _globals['_EVICTREQUEST']._serialized_end=1434
-  _globals['_EVICTRESPONSE']._serialized_start=1436
-  _globals['_EVICTRESPONSE']._serialized_end=1489
-  _globals['_PROBEREQUEST']._serialized_start=1492
-  _globals['_PROBEREQUEST']._serialized_end=1660
-  _globals['_PROBERESPONSE']._serialized_start=1663
-  _globals['_PROBERESPONSE']._serialized_end=1878
-  _globals['_STATEREQUEST']._serialized_start=1880
-  _globals['_STATEREQUEST']._serialized_end=1894
-  _globals['_STATERESPONSE']._serialized_start=1897
-  _globals['_STATERESPONSE']._serialized_end=2748
-  _globals['_STATERESPONSE_KVREVISIONBLOCKCOUNTSENTRY']._serialized_start=2688
-  _globals['_STATERESPONSE_KVREVISIONBLOCKCOUNTSENTRY']._serialized_end=2748
-  _globals['_STEPTOTALS']._serialized_start=2751
-  _globals['_STEPTOTALS']._serialized_end=2912
-  _globals['_DEVICEREVISION']._serialized_start=2915
-  _globals['_DEVICEREVISION']._serialized_end=3056
-  _globals['_SETMODEREQUEST']._serialized_start=3058
-  _globals['_SETMODEREQUEST']._serialized_end=3095
-  _globals['_SETMODERESPONSE']._serialized_start=3097
-  _globals['_SETMODERESPONSE']._serialized_end=3149
-  _globals['_DRAINREQUEST']._serialized_start=3151
-  _globals['_DRAINREQUEST']._serialized_end=3199
-  _globals['_DRAINRESPONSE']._serialized_start=3201
-  _globals['_DRAINRESPONSE']._serialized_end=3239
-  _globals['_EXECUTORSERVICE']._serialized_start=3242
-  _globals['_EXECUTORSERVICE']._serialized_end=3958
+  _globals['_EXECUTEREQUEST']._serialized_start=188
+  _globals['_EXECUTEREQUEST']._serialized_end=376
+  _globals['_EXECUTERESPONSE']._serialized_start=379
+  _globals['_EXECUTERESPONSE']._serialized_end=1210
+  _globals['_EXECUTERESPONSE_EVENT']._serialized_start=460
+  _globals['_EXECUTERESPONSE_EVENT']._serialized_end=674
+  _globals['_EXECUTERESPONSE_STARTED']._serialized_start=676
+  _globals['_EXECUTERESPONSE_STARTED']._serialized_end=786
+  _globals['_EXECUTERESPONSE_TOKENS']._serialized_start=789
+  _globals['_EXECUTERESPONSE_TOKENS']._serialized_end=940
+  _globals['_EXECUTERESPONSE_FINISHED']._serialized_start=943
+  _globals['_EXECUTERESPONSE_FINISHED']._serialized_end=1165
+  _globals['_EXECUTEMANYREQUEST']._serialized_start=1213
+  _globals['_EXECUTEMANYREQUEST']._serialized_end=1566
+  _globals['_EXECUTEMANYREQUEST_ITEM']._serialized_start=1298
+  _globals['_EXECUTEMANYREQUEST_ITEM']._serialized_end=1450
+  _globals['_EXECUTEMANYREQUEST_BEGIN']._serialized_start=1452
+  _globals['_EXECUTEMANYREQUEST_BEGIN']._serialized_end=1566
+  _globals['_EXECUTEMANYRESPONSE']._serialized_start=1569
+  _globals['_EXECUTEMANYRESPONSE']._serialized_end=1768
+  _globals['_EXECUTEMANYRESPONSE_PART']._serialized_start=1655
+  _globals['_EXECUTEMANYRESPONSE_PART']._serialized_end=1768
+  _globals['_ENSUREDEVICEREQUEST']._serialized_start=1770
+  _globals['_ENSUREDEVICEREQUEST']._serialized_end=1818
+  _globals['_ENSUREDEVICERESPONSE']._serialized_start=1820
+  _globals['_ENSUREDEVICERESPONSE']._serialized_end=1889
+  _globals['_PRELOADREQUEST']._serialized_start=1891
+  _globals['_PRELOADREQUEST']._serialized_end=1956
+  _globals['_PRELOADRESPONSE']._serialized_start=1958
+  _globals['_PRELOADRESPONSE']._serialized_end=2029
+  _globals['_EVICTREQUEST']._serialized_start=2031
+  _globals['_EVICTREQUEST']._serialized_end=2072
+  _globals['_EVICTRESPONSE']._serialized_start=2074
+  _globals['_EVICTRESPONSE']._serialized_end=2127
+  _globals['_PROBEREQUEST']._serialized_start=2130
+  _globals['_PROBEREQUEST']._serialized_end=2324
+  _globals['_PROBERESPONSE']._serialized_start=2327
+  _globals['_PROBERESPONSE']._serialized_end=2542
+  _globals['_STATEREQUEST']._serialized_start=2544
+  _globals['_STATEREQUEST']._serialized_end=2558
+  _globals['_STATERESPONSE']._serialized_start=2561
+  _globals['_STATERESPONSE']._serialized_end=3412
+  _globals['_STATERESPONSE_KVREVISIONBLOCKCOUNTSENTRY']._serialized_start=3352
+  _globals['_STATERESPONSE_KVREVISIONBLOCKCOUNTSENTRY']._serialized_end=3412
+  _globals['_STEPTOTALS']._serialized_start=3415
+  _globals['_STEPTOTALS']._serialized_end=3576
+  _globals['_DEVICEREVISION']._serialized_start=3579
+  _globals['_DEVICEREVISION']._serialized_end=3720
+  _globals['_SETMODEREQUEST']._serialized_start=3722
+  _globals['_SETMODEREQUEST']._serialized_end=3759
+  _globals['_SETMODERESPONSE']._serialized_start=3761
+  _globals['_SETMODERESPONSE']._serialized_end=3813
+  _globals['_DRAINREQUEST']._serialized_start=3815
+  _globals['_DRAINREQUEST']._serialized_end=3863
+  _globals['_DRAINRESPONSE']._serialized_start=3865
+  _globals['_DRAINRESPONSE']._serialized_end=3903
+  _globals['_EXECUTORSERVICE']._serialized_start=3906
+  _globals['_EXECUTORSERVICE']._serialized_end=4726
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,6 @@
 from google.api import field_behavior_pb2 as _field_behavior_pb2
+from google.protobuf import empty_pb2 as _empty_pb2
+from google.rpc import status_pb2 as _status_pb2
 from loraport.types.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -9,18 +11,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("ticket", "revision_id", "prompt_token_ids", "sampling", "priority")
+    __slots__ = ("ticket", "revision_id", "prompt_token_ids", "sampling", "priority", "request_id")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
     revision_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _types_pb2.SamplingParams
     priority: int
-    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    request_id: str
+    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("events",)
@@ -78,6 +82,47 @@ class ExecuteResponse(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[ExecuteResponse.Event]
     def __init__(self, events: _Optional[_Iterable[_Union[ExecuteResponse.Event, _Mapping]]] = ...) -> None: ...
 
+class ExecuteManyRequest(_message.Message):
+    __slots__ = ("items",)
+    class Item(_message.Message):
+        __slots__ = ("key", "begin", "cancel", "hold")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        BEGIN_FIELD_NUMBER: _ClassVar[int]
+        CANCEL_FIELD_NUMBER: _ClassVar[int]
+        HOLD_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        begin: ExecuteManyRequest.Begin
+        cancel: _empty_pb2.Empty
+        hold: bool
+        def __init__(self, key: _Optional[int] = ..., begin: _Optional[_Union[ExecuteManyRequest.Begin, _Mapping]] = ..., cancel: _Optional[_Union[_empty_pb2.Empty, _Mapping]] = ..., hold: _Optional[bool] = ...) -> None: ...
+    class Begin(_message.Message):
+        __slots__ = ("request", "timeout_s", "traceparent")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+        TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+        request: ExecuteRequest
+        timeout_s: float
+        traceparent: str
+        def __init__(self, request: _Optional[_Union[ExecuteRequest, _Mapping]] = ..., timeout_s: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ExecuteManyRequest.Item]
+    def __init__(self, items: _Optional[_Iterable[_Union[ExecuteManyRequest.Item, _Mapping]]] = ...) -> None: ...
+
+class ExecuteManyResponse(_message.Message):
+    __slots__ = ("parts",)
+    class Part(_message.Message):
+        __slots__ = ("key", "events", "end")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        EVENTS_FIELD_NUMBER: _ClassVar[int]
+        END_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        events: _containers.RepeatedCompositeFieldContainer[ExecuteResponse.Event]
+        end: _status_pb2.Status
+        def __init__(self, key: _Optional[int] = ..., events: _Optional[_Iterable[_Union[ExecuteResponse.Event, _Mapping]]] = ..., end: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[ExecuteManyResponse.Part]
+    def __init__(self, parts: _Optional[_Iterable[_Union[ExecuteManyResponse.Part, _Mapping]]] = ...) -> None: ...
+
 class EnsureDeviceRequest(_message.Message):
     __slots__ = ("revision_id",)
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -123,20 +168,22 @@ class EvictResponse(_message.Message):
     def __init__(self, evicted: _Optional[bool] = ..., lease_count: _Optional[int] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
-    __slots__ = ("ticket", "revision_id", "prompt_token_ids", "continuation_token_ids", "top_logprobs", "reference")
+    __slots__ = ("ticket", "revision_id", "prompt_token_ids", "continuation_token_ids", "top_logprobs", "reference", "request_id")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
     revision_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     continuation_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: int
     reference: bool
-    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., continuation_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ..., reference: _Optional[bool] = ...) -> None: ...
+    request_id: str
+    def __init__(self, ticket: _Optional[bytes] = ..., revision_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., continuation_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ..., reference: _Optional[bool] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ProbeResponse(_message.Message):
     __slots__ = ("logprobs", "revision_id", "base_id", "load_ms", "kernel_path", "usage", "reference_logprobs")

@@ -42,6 +42,11 @@ class ExecutorServiceStub:
                 request_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.ExecuteMany = channel.stream_stream(
+                '/loraport.executor.v1.ExecutorService/ExecuteMany',
+                request_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteManyRequest.SerializeToString,
+                response_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteManyResponse.FromString,
+                _registered_method=True)
         self.EnsureDevice = channel.unary_stream(
                 '/loraport.executor.v1.ExecutorService/EnsureDevice',
                 request_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.EnsureDeviceRequest.SerializeToString,
@@ -93,6 +98,17 @@ class ExecutorServiceServicer:
         `ADAPTER_UNUSABLE`, or the registry's checkpoint is not believed); `RESOURCE_EXHAUSTED`
         (`POOL_TOO_SMALL`); `UNAVAILABLE` (`DRAINING`, `OVERLOADED`, `LOADER_UNAVAILABLE`, with RetryInfo);
         `DATA_LOSS` (`DIGEST_MISMATCH`); `INTERNAL` (`NON_FINITE_LOGITS`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExecuteMany(self, request_iterator, context):
+        """Runs any number of prompts over one stream, each as `Execute` would and with its errors, told in the `end` of that
+        prompt alone: none waits for another. A call costs both sides more than a prompt does, so this is what routers use.
+        Before: as Execute, for each prompt. After the caller has said its last: every prompt that was begun has ended, or
+        was cancelled with the stream; a process that is asked to stop ends the stream with its last prompt. Not idempotent.
+        Errors of the stream itself: `INVALID_ARGUMENT` (`INVALID_REQUEST`: no action, no time, or a key that is in use).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,6 +184,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     request_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteRequest.FromString,
                     response_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteResponse.SerializeToString,
             ),
+            'ExecuteMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.ExecuteMany,
+                    request_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteManyRequest.FromString,
+                    response_serializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteManyResponse.SerializeToString,
+            ),
             'EnsureDevice': grpc.unary_stream_rpc_method_handler(
                     servicer.EnsureDevice,
                     request_deserializer=loraport_dot_executor_dot_v1_dot_executor__service__pb2.EnsureDeviceRequest.FromString,
@@ -234,6 +255,33 @@ class ExecutorService:
             '/loraport.executor.v1.ExecutorService/Execute',
             loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteRequest.SerializeToString,
             loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExecuteMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/loraport.executor.v1.ExecutorService/ExecuteMany',
+            loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteManyRequest.SerializeToString,
+            loraport_dot_executor_dot_v1_dot_executor__service__pb2.ExecuteManyResponse.FromString,
             options,
             channel_credentials,
             insecure,
