@@ -105,7 +105,7 @@ class PromptPace:
             return left
         self._stretch = max(1.0, waiting / decoding)
         least = max(step_tokens // PART_OF_STEP, PER_DECODING_ROW * decoding)
-        return min(left, int(max(least, self._tokens) * self._stretch))
+        return min(left, max(least, int(self._tokens * self._stretch)))
 
 
 class PrefillShares:

@@ -100,6 +100,18 @@ def test_readers_lose_a_step_of_their_own_or_one_of_all_who_wait(rows: int, wait
         assert abs(pace.beside(rows, 4096) - learned(rows).beside(rows, 4096)) <= 0.05 * tokens
 
 
+@given(st.integers(1, 64), st.integers(0, 500), st.floats(0.0, 0.03))
+def test_whoever_waits_what_prompts_get_in_any_case_stays_as_it_is(rows: int, waiting: int, token_s: float) -> None:
+    """Where prompts are dear that is longer than a step should be, and must not be that for each who waits."""
+    pace, limit = learned(rows, token_s), 4096
+    least = PromptPace().beside(rows, limit)
+    tokens = pace.beside(rows, limit, waiting=waiting)
+    assert tokens >= least
+    if tokens > least:
+        assert rows * tokens * token_s <= max(rows, waiting) * 0.04 * 1.03
+    assert PromptPace().beside(rows, limit, waiting=waiting) == least
+
+
 @given(
     st.lists(st.sampled_from("abcd"), max_size=20), st.lists(st.sampled_from("abcd"), max_size=20), st.integers(1, 50)
 )
