@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from services.executor.engine.backend import cpu_backend
-from services.executor.kernels import compiled
+from services.executor.kernels import compiled, cpu_step
 from services.executor.kernels.compiled import SOURCE, CompilerMissing, load_step
 from services.executor.kernels.cpu_step import THIN_ROWS, CpuStep, LoraStep
 from services.executor.kernels.shrink_expand import CompiledRows
@@ -301,6 +301,37 @@ def test_attention_writes_and_rotates_as_the_calls_of_its_parts_do(
         assert torch.equal(got, step.attend(qk[:, :6], *wanted, *given, scale=0.3))
         assert torch.equal(there[0], wanted[0])
         assert torch.equal(there[1], wanted[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 40])
+@pytest.mark.parametrize("written", [False, True])
+def test_attention_has_the_same_bits_on_any_number_of_threads(
+    step: CpuStep, monkeypatch, rows: int, dtype: torch.dtype, written: bool
+) -> None:
+    """Also where there are fewer rows than threads, which share a row's heads then; all but one row see one another's
+    keys, which another thread may have written."""
+    torch.manual_seed(rows)
+    size, block, kv_heads = 20, 4, 3
+    packed = torch.randn(rows, 12, size).to(dtype)
+    q, k, v = packed.split([6, kv_heads, kv_heads], dim=1)
+    turn = torch.randn(2, rows, size // 2).to(dtype).unbind()
+    keys, values = torch.randn(2, 40, block, kv_heads, size).to(dtype).unbind()
+    own = torch.randperm(39)[:20].to(torch.int32) + 1
+    table = own.repeat(rows, 1)
+    ends = torch.arange(1, rows + 1, dtype=torch.int32) + 35
+    begins = (ends - torch.tensor([40, 9] * rows)[:rows]).clamp(min=0).to(torch.int32)
+    places = ends.long() - 1
+    slots = own.long()[places // block] * block + places % block
+    seen = []
+    for threads in (1, 2, 3, 8):
+        monkeypatch.setattr(cpu_step, "_threads", lambda *_, threads=threads: threads)
+        there = keys.clone(), values.clone()
+        added = {"fresh": (k, v, slots), "turn": turn} if written else {}
+        for _ in range(4 if threads > 1 else 1):  # who is first to a row is another thread each time
+            seen.append((step.attend(q, *there, table, begins, ends, scale=0.3, **added), *there))
+    for got in seen[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(got, seen[0], strict=True))
 
 
 def test_a_matrix_that_bfloat16_does_not_hold_is_not_read_as_such(step: CpuStep) -> None:
