@@ -138,8 +138,8 @@ class Scheduler:
         step = _Step(self.limits.max_step_tokens)
         for request in [r for r in self._running if r.pending == 1]:
             self._grow(request, 1, step)
-        asking = [r.spec.salt for r in (*self._running, *self._may_join(step)) if r.pending > 1]
-        generating = [r.spec.salt for r in self._running if r.pending == 1]
+        asking = [r.spec.tenant for r in (*self._running, *self._may_join(step)) if r.pending > 1]
+        generating = [r.spec.tenant for r in self._running if r.pending == 1]
         waiting = count_waiting(asking, generating)
         step.budget = self._pace.beside(len(step.rows), self.limits.max_step_tokens, waiting=waiting)
         joined = self._admit(now, step) if not step.preempted else set()
@@ -156,7 +156,7 @@ class Scheduler:
 
     def _prefill(self, joined: set[str], now: float, step: _Step) -> None:
         rows = [r for r in self._running if r.pending > 1 or r.spec.request_id in joined]
-        shares = self._shares.divide([Prompt(r.spec.salt, r.pending) for r in rows], step.budget, now=now)
+        shares = self._shares.divide([Prompt(r.spec.tenant, r.pending) for r in rows], step.budget, now=now)
         for request, share in zip(rows, shares, strict=True):
             self._grow(request, share, step)
 

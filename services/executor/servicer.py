@@ -224,11 +224,13 @@ class ExecutorServicer(ExecutorServiceServicer):
 
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeResponse:
         ticket = await self._admit(request)
+        owner = tenant_salt(ticket.tenant)
         spec = wire.score_from_proto(
             request,
             request_id=f"{ticket.request_id}/score",
             # What is compared with the reference is computed on the pages as they are, not found in the prefix cache.
-            salt=ticket.request_id.encode() if request.reference else tenant_salt(ticket.tenant),
+            salt=ticket.request_id.encode() if request.reference else owner,
+            owner=owner,
             deadline=self._deadline(context.time_remaining()),
         )
         self._validate([spec])

@@ -110,7 +110,9 @@ def specs_from_proto(
     ]
 
 
-def score_from_proto(request: pb.ProbeRequest, *, request_id: str, salt: bytes, deadline: float | None) -> RequestSpec:
+def score_from_proto(
+    request: pb.ProbeRequest, *, request_id: str, salt: bytes, owner: bytes, deadline: float | None
+) -> RequestSpec:
     """Return the spec of a score; the engine checks it."""
     return RequestSpec(
         request_id=request_id,
@@ -118,6 +120,7 @@ def score_from_proto(request: pb.ProbeRequest, *, request_id: str, salt: bytes, 
         sampling=Sampling(),
         revision_id=request.revision_id or None,
         salt=salt,
+        owner=owner,
         deadline=deadline,
         score=Score(tuple(request.continuation_token_ids), request.top_logprobs),
     )

@@ -7,7 +7,7 @@ import pytest
 from services.executor.kv_blocks import BlockPool
 from services.executor.plan import RowResult, SchedulerLimits, StepResult
 from services.executor.prefill import PART_OF_STEP
-from services.executor.request import RequestSpec, Sampling
+from services.executor.request import RequestSpec, Sampling, Started
 from services.executor.scheduler import Scheduler
 
 BLOCK, TOKENS = 4, 512
@@ -24,11 +24,19 @@ class Steps:
         self.scheduler = Scheduler(limits, pool, base_digest="base", vocab_size=64)
         self.least = tokens // PART_OF_STEP
         self.now = 0.0
+        self.started: list[Started] = []
 
-    def ask(self, name: str, tokens: int, *, tenant: str = "", first: int = 3, output: int = 400) -> None:
-        prompt, salt = (first, *[5] * (tokens - 1)), (tenant or name).encode()
-        sampling = Sampling(max_tokens=output, ignore_eos=True)
-        self.scheduler.submit(RequestSpec(request_id=name, prompt=prompt, sampling=sampling, salt=salt), now=self.now)
+    def ask(
+        self, name: str, tokens: int, *, tenant: str = "", first: int = 3, output: int = 400, salt: str = "",
+    ) -> None:  # fmt: skip
+        spec = RequestSpec(
+            request_id=name,
+            prompt=(first, *[5] * (tokens - 1)),
+            sampling=Sampling(max_tokens=output, ignore_eos=True),
+            salt=(salt or tenant or name).encode(),
+            owner=tenant.encode(),
+        )
+        self.scheduler.submit(spec, now=self.now)
 
     def prompt_tokens(self) -> int:
         """Return how many tokens prompts have in the next step."""
@@ -36,7 +44,8 @@ class Steps:
         tokens = plan.token_count - sum(row.decodes for row in plan.rows)
         rows = tuple(RowResult(request_id=row.request_id, token=5 if row.sample else None) for row in plan.rows)
         self.now += 0.01 * (1 + tokens / self.least)
-        self.scheduler.commit(plan, StepResult(step=plan.step, rows=rows, kernel_path=""), now=self.now)
+        happened = self.scheduler.commit(plan, StepResult(step=plan.step, rows=rows, kernel_path=""), now=self.now)
+        self.started += [event for event in happened if isinstance(event, Started)]
         self.scheduler.check()
         return tokens
 
@@ -62,6 +71,19 @@ def test_one_tenants_answers_to_one_prompt_count_for_the_one_that_is_computed() 
     for number in range(10):
         steps.ask(f"answer {number}", 900, tenant="only")
     assert steps.prompt_tokens() == LEAST
+
+
+def test_a_tenants_requests_with_salts_of_their_own_count_for_it_and_share_no_blocks() -> None:
+    steps = Steps(rows=64)
+    steps.ask("generates", 400, first=10)
+    assert [steps.prompt_tokens() for _ in range(3)] == [400, 0, 0]
+    steps.ask("asks", 1000, tenant="other")
+    assert [steps.prompt_tokens() for _ in range(2)] == [LEAST, LEAST]
+    for number in range(30):
+        steps.ask(f"probe {number}", 60, tenant="other", salt=str(number), output=1)
+    assert steps.prompt_tokens() == LEAST
+    assert all(not event.prefix_hit_tokens for event in steps.started)
+    assert len(steps.started) > 2
 
 
 def test_in_a_step_that_took_blocks_away_nobody_who_waits_counts() -> None:
