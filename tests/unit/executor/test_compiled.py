@@ -13,8 +13,10 @@ from services.executor.engine.backend import cpu_backend
 from services.executor.kernels import compiled, cpu_step
 from services.executor.kernels.compiled import SOURCE, CompilerMissing, load_step
 from services.executor.kernels.cpu_step import THIN_ROWS, CpuStep, LoraStep
-from services.executor.kernels.shrink_expand import CompiledRows
+from services.executor.kernels.layout import make_layout
+from services.executor.kernels.shrink_expand import Bank, CompiledRows
 from services.executor.model import lora_linear
+from services.executor.model.lora_linear import GroupBatch, LoraBatch
 from services.executor.model.native import load_native
 from services.executor.model.products import Linear
 from services.executor.request import Sampling
@@ -205,6 +207,25 @@ def test_the_matrix_unit_gives_a_row_the_same_bits_whatever_rows_are_beside_it(t
         tiles.lora(x, got, LoraStep(pool, [range(rows)], [ranks], widths), 0)
         assert torch.equal(got[:rows], whole[:rows]), rows
         assert torch.equal(got[rows:], y[rows:]), rows
+
+
+def test_rows_that_lie_apart_are_rounded_once_too(tiles: CpuStep) -> None:
+    torch.manual_seed(2)
+    bank = Bank(torch.randn(1, 9, 1, 24).bfloat16(), torch.randn(1, 9, 40).bfloat16(), torch.randn(1, 9, 1), (40,))
+    rows = CompiledRows(bank, [(range(2, 12), torch.tensor([7, 1, 4]))], tiles)
+    batch = LoraBatch(make_layout([None, 0], [2, 10]), {"g": GroupBatch((), rows, None)}, "")
+    x, wide = torch.randn(12, 24), torch.randn(12, 40) * 30
+    for given in (x.bfloat16(), x):  # float32 rows beside it are rounded to what the pool takes
+        y, apart = wide.bfloat16(), torch.zeros(12, 64, dtype=torch.bfloat16)[:, 10:50]
+        apart.copy_(y)
+        batch.add("g", 0, y, x.bfloat16())
+        batch.add("g", 0, apart, given)
+        assert torch.equal(apart, y)
+    # float32 rows are not rounded themselves.
+    got, added = wide.clone(), torch.zeros(12, 40, dtype=torch.bfloat16)
+    batch.add("g", 0, got, x)
+    batch.add("g", 0, added, x.bfloat16())
+    assert torch.equal(got, wide + added)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
