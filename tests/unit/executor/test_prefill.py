@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.prefill import CHANGE, FILL, KNOWN_S, PrefillShares, Prompt, PromptPace, count_waiting
+from services.executor.prefill import CHANGE, FILL, KNOWN_S, UNSEEN, PrefillShares, Prompt, PromptPace, count_waiting
 
 
 @given(
@@ -135,6 +135,33 @@ def test_what_a_step_takes_is_known_for_about_so_many_rows() -> None:
         pace.note(decoding=2, prompt_tokens=tokens, took_s=0.01 + tokens * 0.00001)
     # A held-up step is forgotten: twice 10 ms, or the little more that it still counts for.
     assert 990 <= pace.beside(2, 4096) <= 0.01 / 0.00001 * 10
+
+
+@given(st.sampled_from([(), (1,), (1, 8, 60)]), st.integers(1, 60))
+def test_prompts_that_never_end_do_not_stay_at_the_least(known: tuple[int, ...], rows: int) -> None:
+    """Beside a number of rows that never had a step without prompts, known of others or of none."""
+    pace, token_s, limit = PromptPace(), 0.0001, 4096
+
+    def plain_s(rows: int) -> float:
+        return 0.01 + 0.001 * rows
+
+    for other in known:
+        if other.bit_length() != rows.bit_length():
+            pace.note(decoding=other, prompt_tokens=0, took_s=plain_s(other))
+    given = []
+    for _ in range(400):
+        given.append(pace.beside(rows, limit))
+        pace.note(decoding=rows, prompt_tokens=given[-1], took_s=plain_s(rows) + given[-1] * token_s)
+    least, fair = PromptPace().beside(rows, limit), plain_s(rows) / token_s
+    some = [tokens for tokens in given[200:] if tokens]
+    assert all(max(least, fair * 0.98) - 1 <= tokens <= max(least, fair * 1.02) for tokens in some)
+    assert len(some) >= 200 - 200 // UNSEEN - 1
+    # As soon as steps without prompts come by themselves, none is made.
+    for _ in range(3 * UNSEEN):
+        pace.note(decoding=rows, prompt_tokens=0, took_s=plain_s(rows))
+        tokens = pace.beside(rows, limit)
+        assert tokens >= least
+        pace.note(decoding=rows, prompt_tokens=tokens, took_s=plain_s(rows) + tokens * token_s)
 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 512), st.floats(0, 10)), max_size=40), st.integers(0, 600))
