@@ -107,7 +107,7 @@ class PromptPace:
         A step lasts as long as its tokens: without a bound, who reads an answer waits for every prompt that came in.
         None in one step of UNSEEN, where prompts never end.
         """
-        left = step_tokens - decoding
+        left, self._stretch = step_tokens - decoding, 1.0
         if not decoding:
             return left
         size = decoding.bit_length()

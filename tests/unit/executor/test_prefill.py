@@ -100,6 +100,16 @@ def test_readers_lose_a_step_of_their_own_or_one_of_all_who_wait(rows: int, wait
         assert abs(pace.beside(rows, 4096) - learned(rows).beside(rows, 4096)) <= 0.05 * tokens
 
 
+def test_who_waited_before_a_step_without_readers_counts_no_more() -> None:
+    stretched, other = learned(8), learned(8)
+    stretched.beside(8, 4096, waiting=80)
+    for pace in (stretched, other):
+        pace.beside(0, 4096, waiting=80)
+        # Rows that were to compute the last token of a prompt generate by now.
+        pace.note(decoding=8, prompt_tokens=400, took_s=0.12)
+    assert stretched.beside(8, 4096) == other.beside(8, 4096)
+
+
 @given(st.integers(1, 64), st.integers(0, 500), st.floats(0.0, 0.03))
 def test_whoever_waits_what_prompts_get_in_any_case_stays_as_it_is(rows: int, waiting: int, token_s: float) -> None:
     """Where prompts are dear that is longer than a step should be, and must not be that for each who waits."""
