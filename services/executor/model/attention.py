@@ -164,7 +164,7 @@ class AttentionBatch:
     ) -> torch.Tensor:  # fmt: skip
         """The same as `attend` of q and k that are rotated first, where the step `is_one_call`.
 
-        Shapes: `turn` is cos and sin, [rows, head_dim / 2].
+        Shapes: `turn` is cos and sin, [rows, 1, head_dim / 2], of all rows of q.
         """
         compiled, rows = self._groups[0].paged, len(self._slots)
         assert isinstance(compiled, CompiledDecode)
