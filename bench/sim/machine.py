@@ -254,8 +254,8 @@ class Machine:
         self._stepping = True
         decode = [job for job in self._rows if not job.prompt_left]
         asking = [job for job in self._rows if job.prompt_left]
-        tenants = [job.call.tenant for job in (*asking, *self._waiting)]
-        waiting = count_waiting(tenants, [job.call.tenant for job in decode])
+        # Whoever could join has a row by now; the others would not have one of a longer step.
+        waiting = count_waiting([job.call.tenant for job in asking], [job.call.tenant for job in decode])
         shares = self._shares(asking, self._pace.beside(len(decode), self.model.step_tokens, waiting=waiting))
         prefill = sum(shares.values())
         context = sum(job.call.prompt + job.made for job in decode)

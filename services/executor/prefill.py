@@ -35,6 +35,9 @@ LENGTHEN = 1.0
 # What the newest step counts for in how long one without prompts takes (the first ones count alike), and the most that
 # one step changes about how many tokens prompts take: either may have been held up by something else.
 NEWEST, CHANGE = 0.1, 1.25
+# After so many steps with prompts, beside about so many rows, and none without, one has none: where prompts never end,
+# what a step without them takes would not be known, or be that of other rows, and they would stay at the least.
+UNSEEN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class PromptPace:
         self._plain: dict[
             int, tuple[float, int]
         ] = {}  # steps without prompts by the bits of their rows: seconds, count
+        self._unseen: dict[int, int] = {}  # steps with prompts since one without, by the bits of their rows
         self._tokens = 0.0  # that make a step longer by LENGTHEN
         self._stretch = 1.0  # of the step that was planned last
 
@@ -82,7 +86,9 @@ class PromptPace:
         if not prompt_tokens:
             known_s, count = self._plain.get(size, (0.0, 0))
             self._plain[size] = (known_s + (took_s - known_s) * max(NEWEST, 1 / (count + 1)), count + 1)
+            self._unseen[size] = 0
             return
+        self._unseen[size] = self._unseen.get(size, 0) + 1
         if not self._plain:
             return
         decode_s, _ = self._plain[min(self._plain, key=lambda known: (abs(known - size), known))]
@@ -99,13 +105,18 @@ class PromptPace:
         and `waiting` prompts count (`count_waiting`).
 
         A step lasts as long as its tokens: without a bound, who reads an answer waits for every prompt that came in.
+        None in one step of UNSEEN, where prompts never end.
         """
-        left = step_tokens - decoding
+        left, self._stretch = step_tokens - decoding, 1.0
         if not decoding:
             return left
+        size = decoding.bit_length()
+        if self._unseen.get(size, 0) >= UNSEEN:
+            self._unseen[size] = 0
+            return 0
         self._stretch = max(1.0, waiting / decoding)
         least = max(step_tokens // PART_OF_STEP, PER_DECODING_ROW * decoding)
-        return min(left, int(max(least, self._tokens) * self._stretch))
+        return min(left, max(least, int(self._tokens * self._stretch)))
 
 
 class PrefillShares:

@@ -171,7 +171,8 @@ class Score:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """What one sequence asks for. `deadline` is on the engine's clock, in seconds; a larger `priority` goes
-    first among the requests of one `salt`.
+    first among the requests of one `tenant`. Blocks of keys and values are shared within one `salt`, which is the
+    tenant's unless `owner` is.
 
     With `score`, given tokens are scored instead of new ones made; of `sampling` nothing counts then.
     """
@@ -181,9 +182,15 @@ class RequestSpec:
     sampling: Sampling
     revision_id: str | None = None
     salt: bytes = b""
+    owner: bytes = b""
     priority: int = 0
     deadline: float | None = None
     score: Score | None = None
+
+    @property
+    def tenant(self) -> bytes:
+        """Whose request it is, where tenants share what there is."""
+        return self.owner or self.salt
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -283,7 +290,7 @@ class Request:
 def in_order(requests: Iterable[Request]) -> list[Request]:
     """Return requests in the order in which they are served: first come first served.
 
-    Priority orders the requests of one tenant (one salt) among the places that the tenant has in that order, and never
+    Priority orders the requests of one tenant among the places that the tenant has in that order, and never
     takes a place of another tenant's.
     """
     arrived = sorted(requests, key=lambda request: request.sequence)
@@ -291,8 +298,8 @@ def in_order(requests: Iterable[Request]) -> list[Request]:
         return arrived
     ranked: dict[bytes, deque[Request]] = {}
     for request in sorted(arrived, key=lambda request: -request.spec.priority):
-        ranked.setdefault(request.spec.salt, deque()).append(request)
-    return [ranked[request.spec.salt].popleft() for request in arrived]
+        ranked.setdefault(request.spec.tenant, deque()).append(request)
+    return [ranked[request.spec.tenant].popleft() for request in arrived]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

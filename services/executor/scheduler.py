@@ -132,14 +132,14 @@ class Scheduler:
     def plan(self, *, now: float) -> Plan:
         """Decide the next step. An empty plan means that nothing can be computed now."""
         self._expire(now)
-        self._running = in_order(self._running)
+        self._running, self._waiting = in_order(self._running), in_order(self._waiting)
         self._step += 1
         self._planned_at = now
         step = _Step(self.limits.max_step_tokens)
         for request in [r for r in self._running if r.pending == 1]:
             self._grow(request, 1, step)
-        asking = [r.spec.salt for r in (*self._running, *self._waiting) if r.pending > 1]
-        generating = [r.spec.salt for r in self._running if r.pending == 1]
+        asking = [r.spec.tenant for r in (*self._running, *self._may_join(step)) if r.pending > 1]
+        generating = [r.spec.tenant for r in self._running if r.pending == 1]
         waiting = count_waiting(asking, generating)
         step.budget = self._pace.beside(len(step.rows), self.limits.max_step_tokens, waiting=waiting)
         joined = self._admit(now, step) if not step.preempted else set()
@@ -147,9 +147,16 @@ class Scheduler:
         rows = sorted(step.rows, key=lambda row: (row.revision_id is not None, row.revision_id or ""))
         return Plan(step=self._step, rows=tuple(rows), fresh_blocks=tuple(step.fresh))
 
+    def _may_join(self, step: _Step) -> list[Request]:
+        """Return who waits for tokens of this step and nothing else: no longer step gives the others a row."""
+        room = 0 if step.preempted else self.limits.max_rows - len(self._running)
+        first = self._waiting[: self.limits.max_rows] if room else []
+        coming = self._tables.coming(self._running) if first else set()
+        return [request for request in first if not self._tables.awaits(request, coming)][:room]
+
     def _prefill(self, joined: set[str], now: float, step: _Step) -> None:
         rows = [r for r in self._running if r.pending > 1 or r.spec.request_id in joined]
-        shares = self._shares.divide([Prompt(r.spec.salt, r.pending) for r in rows], step.budget, now=now)
+        shares = self._shares.divide([Prompt(r.spec.tenant, r.pending) for r in rows], step.budget, now=now)
         for request, share in zip(rows, shares, strict=True):
             self._grow(request, share, step)
 
@@ -210,7 +217,6 @@ class Scheduler:
 
     def _admit(self, now: float, step: _Step) -> set[str]:
         """Let waiting requests join, as long as there is a token of this step for each; returns their ids."""
-        self._waiting = in_order(self._waiting)
         prefilling, joined = sum(r.pending > 1 for r in self._running), set[str]()
         coming = self._tables.coming(self._running) if self._waiting else set()
         passed = 0

@@ -234,11 +234,13 @@ class ExecutorServicer(ExecutorServiceServicer):
 
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeResponse:
         ticket = await self._admit(request)
+        owner = tenant_salt(ticket.tenant)
         spec = wire.score_from_proto(
             request,
             request_id=f"{_request_id(request)}/score",
             # What is compared with the reference is computed on the pages as they are, not found in the prefix cache.
-            salt=secrets.token_bytes(16) if request.reference else tenant_salt(ticket.tenant),
+            salt=secrets.token_bytes(16) if request.reference else owner,
+            owner=owner,
             deadline=self._deadline(context.time_remaining()),
         )
         self._validate([spec])
@@ -280,16 +282,7 @@ class ExecutorServicer(ExecutorServiceServicer):
             epoch=self._identity.epoch,
             sequence=state.changes,
             state=_state_word(state),
-            revisions=[
-                pb.DeviceRevision(
-                    revision_id=r.revision_id,
-                    state=r.state.name,
-                    size_bytes=r.size_bytes,
-                    lease_count=r.leases,
-                    stages=[wire.stage_to_proto(s) for s in self._berths.stages(r.revision_id)],
-                )
-                for r in state.residents
-            ],
+            revisions=[wire.resident_to_proto(r, self._berths.stages(r.revision_id)) for r in state.residents],
             queued_count=state.waiting,
             running_count=state.running,
             kv_used_block_count=state.kv_total - state.kv_free - state.kv_cached,

@@ -7,6 +7,7 @@ from typing import Any
 
 from loraport.executor.v1 import executor_service_pb2 as pb
 from loraport.types.v1 import types_pb2
+from services.executor.adapter_pool import Residency
 from services.executor.ports import Stage
 from services.executor.request import (
     Ended,
@@ -110,7 +111,9 @@ def specs_from_proto(
     ]
 
 
-def score_from_proto(request: pb.ProbeRequest, *, request_id: str, salt: bytes, deadline: float | None) -> RequestSpec:
+def score_from_proto(
+    request: pb.ProbeRequest, *, request_id: str, salt: bytes, owner: bytes, deadline: float | None
+) -> RequestSpec:
     """Return the spec of a score; the engine checks it."""
     return RequestSpec(
         request_id=request_id,
@@ -118,6 +121,7 @@ def score_from_proto(request: pb.ProbeRequest, *, request_id: str, salt: bytes, 
         sampling=Sampling(),
         revision_id=request.revision_id or None,
         salt=salt,
+        owner=owner,
         deadline=deadline,
         score=Score(tuple(request.continuation_token_ids), request.top_logprobs),
     )
@@ -234,6 +238,17 @@ def totals_to_proto(totals: StepTotals) -> pb.StepTotals:
         decode_row_count=totals.decode_rows,
         context_token_count=totals.context_tokens,
         adapter_read_bytes=totals.adapter_bytes,
+    )
+
+
+def resident_to_proto(resident: Residency, stages: Sequence[Stage]) -> pb.DeviceRevision:
+    """Return a revision on the device, with the stages of its load."""
+    return pb.DeviceRevision(
+        revision_id=resident.revision_id,
+        state=resident.state.name,
+        size_bytes=resident.size_bytes,
+        lease_count=resident.leases,
+        stages=map(stage_to_proto, stages),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from loraport.executor.v1 import executor_service_pb2 as pb
+from services.shared.prefix_hash import tenant_salt
 from tests.contract.executor_rig import Peers, Rig, next_id, running
 from tests.loader_rig import reason, until
 from tests.support.tiny import ALL, make_adapter, make_base, prompt_of, with_adapter
@@ -64,6 +65,19 @@ async def test_the_base_and_a_revision_that_is_not_there_yet(rig: Rig, family) -
     assert again.load_ms == 0
     assert again.usage.cached_token_count == 32
     assert rig.peers.served == {pirate: 1}
+
+
+async def test_what_is_compared_with_the_reference_is_the_tenants_request_and_finds_no_prefix(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, asked = rig.service._device.engine, []
+    submit = engine.submit
+    monkeypatch.setattr(engine, "submit", lambda spec, *rest: asked.append(spec) or submit(spec, *rest))
+    for reference in (False, True, True):
+        answer = await probe(rig, reference=reference)
+        assert answer.usage.cached_token_count == 0
+    assert {spec.tenant for spec in asked} == {tenant_salt("acme")}
+    assert len({spec.salt for spec in asked}) == 3
 
 
 async def test_a_ticket_opens_only_its_own_revision(rig: Rig) -> None:

@@ -1,6 +1,7 @@
 """The simulator: its bounds against brute force, its scenarios, and that it is a function of its seed."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.sim import attacks, scenarios
+from bench.sim.machine import Job, Machine, Model
 from bench.sim.optimum import least_cost, least_cost_bytes, max_min
 from bench.sim.residency import load_cost, replay
 from bench.sim.workloads import Call, find_traces, shares, synthetic
@@ -75,6 +77,31 @@ def test_a_run_is_a_function_of_its_calls() -> None:
 
     assert run() == run()
     assert all(outcome == "answered" for _, outcome in run())
+
+
+def test_who_waits_for_a_row_of_a_machine_lengthens_no_step_of_it() -> None:
+    """As in an executor: nobody gets a row by it."""
+    sizes = Model(max_rows=2, step_tokens=512, prefill=1.0)
+
+    def prompts_beside_a_row(waiting: int) -> int:
+        ends: list[Callable[[], None]] = []
+        machine = Machine("e0", sizes, now=lambda: 0.0, later=lambda _, end: ends.append(end))
+
+        def ask(tenant: str, prompt: int) -> None:
+            call = Call(at=0.0, tenant=tenant, adapter="", rank=0, prompt=prompt)
+            quiet = {"on_token": lambda: None, "on_end": lambda: None, "on_failed": lambda _: None}
+            machine.execute(Job(tenant, call, "", on_begun=lambda *_: None, **quiet))
+
+        ask("generates", 300)
+        ask("asks", 3000)
+        ends.pop()()
+        for number in range(waiting):
+            ask(f"waits {number}", 300)
+        before = machine.totals().prefill_tokens
+        ends.pop()()
+        return machine.totals().prefill_tokens - before
+
+    assert prompts_beside_a_row(40) == prompts_beside_a_row(0) > 0
 
 
 def test_shares_say_what_a_parameter_means() -> None:

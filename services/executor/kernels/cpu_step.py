@@ -154,8 +154,8 @@ class CpuStep:
             cache before: row r to slot slots[r]. With `turn`, cos and sin, q and k are rotated first, and rounded, as
             by `rotate`.
         Shapes: q [rows, q_heads, size] and k, v [rows, kv_heads, size], whose rows may be apart; slots int64 [rows];
-            cos, sin [at least rows, size / 2]; keys, values [blocks, block, kv_heads, size]; table int32 [rows, width];
-            begins, ends int32 [rows]; returns [rows, q_heads * size].
+            cos, sin [at least rows, size / 2], or [.., 1, size / 2]; keys, values [blocks, block, kv_heads,
+            size]; table int32 [rows, width]; begins, ends int32 [rows]; returns [rows, q_heads * size].
         Bytes moved: two numbers for kv_heads * size and each position that is seen.
         """
         rows, heads, size = q.shape

@@ -37,12 +37,9 @@ def computes_what_torch_does(step: CpuStep) -> bool:
         k, v = (t[blocks].flatten(0, 1)[begin:end].repeat_interleave(3, dim=1) for t in (keys, values))
         scores = torch.einsum("hd,phd->hp", q[row], k).mul(0.1 / 2.0).tanh().mul(2.0).softmax(dim=-1)
         pairs.append((seen[row], torch.einsum("hp,phd->hd", scores, v).flatten()))
-    turned_q, turned_k = (step.rotate(part, part.shape[1], *turn) for part in (q, fresh[0]))
-    apart = [keys.clone(), values.clone()]
-    for row, slot in enumerate(slots.tolist()):
-        apart[0].view(-1, 2, 92)[slot], apart[1].view(-1, 2, 92)[slot] = turned_k[row], fresh[1][row]
-    pairs.append((attend(q, keys, values, fresh=(*fresh, slots), turn=turn), attend(turned_q, *apart)))
-    pairs += [(keys, apart[0]), (values, apart[1])]
+    given = (q, keys, values, *fresh, *turn)
+    pairs += _written(step, attend, slots, *given)
+    pairs += _written(step, attend, slots, *(tensor.bfloat16() for tensor in given))
     heads, cos, sin = some(3, 5, 10), some(3, 5), some(3, 5)
     a, b = heads[:, :4, :5], heads[:, :4, 5:]
     turned = (a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None])
@@ -62,6 +59,20 @@ def computes_what_torch_does(step: CpuStep) -> bool:
             got, want = _lora_pair(step, some, size, threads, torch.bfloat16, large=large)
             alike &= torch.allclose(got.float(), want, rtol=2**-8, atol=1e-3)
     return alike
+
+
+def _written(
+    step: CpuStep, attend: Callable[..., torch.Tensor], slots: torch.Tensor, q: torch.Tensor, keys: torch.Tensor,
+    values: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+) -> list[tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
+    """Return what attention and the cache come to where it rotates and writes first, and where others did so before."""
+    turned_q, turned_k = (step.rotate(part, part.shape[1], cos, sin) for part in (q, k))
+    there, apart = (keys.clone(), values.clone()), (keys.clone(), values.clone())
+    for row, slot in enumerate(slots.tolist()):
+        apart[0].flatten(0, 1)[slot], apart[1].flatten(0, 1)[slot] = turned_k[row], v[row]
+    got = attend(q, *there, fresh=(k, v, slots), turn=(cos, sin))
+    pairs = [(got, attend(turned_q, *apart)), *zip(there, apart, strict=True)]
+    return [(one.float(), other.float()) for one, other in pairs]
 
 
 def _rounded(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

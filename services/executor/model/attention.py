@@ -19,9 +19,10 @@ from services.executor.kernels.cpu_step import CpuStep
 from services.executor.kv_blocks import NULL_BLOCK
 from services.executor.model.paged_decode import CompiledDecode, PagedDecode
 
-# Rows x positions of prefill chunks of one shape up to which a compiled step reads the cache for each of their rows.
+# Rows x positions of a prefill chunk up to which a compiled step reads the cache for each of its rows.
 # Products of whole chunks cost little for each position, and much to start: beside 16 rows that decode, in bfloat16, a
-# chunk of 64 tokens takes 139 µs by rows and 189 by products, one of 128 323 and 280, three of 64 311 and 293.
+# chunk of 64 tokens takes 139 µs by rows and 189 by products, one of 128 323 and 280. Three of 64 take 311 and 293, but
+# a chunk whose way depended on its neighbours would have other last bits beside them.
 _SHORT = 1 << 13
 
 
@@ -163,7 +164,7 @@ class AttentionBatch:
     ) -> torch.Tensor:  # fmt: skip
         """The same as `attend` of q and k that are rotated first, where the step `is_one_call`.
 
-        Shapes: `turn` is cos and sin, [rows, head_dim / 2].
+        Shapes: `turn` is cos and sin, [rows, 1, head_dim / 2], of all rows of q.
         """
         compiled, rows = self._groups[0].paged, len(self._slots)
         assert isinstance(compiled, CompiledDecode)
@@ -228,15 +229,15 @@ def _slots(spans: Sequence[AttentionSpan], block_size: int) -> torch.Tensor:
 def _group(spans: Sequence[AttentionSpan], compiled: bool) -> tuple[list[AttentionSpan], list[list[AttentionSpan]]]:
     """Return what a compiled step computes together, and the groups of all others: decoding spans by context within a
     factor of about 1.5, prefill spans by exact shape."""
+    together: list[AttentionSpan] = []
     groups: dict[tuple[int, int], list[AttentionSpan]] = {}
     for span in spans:
-        key = (1, 0 if compiled else _bucket(len(span.blocks))) if span.count == 1 else (span.count, span.start)
+        if compiled and (span.count == 1 or span.count * (span.count + span.start) <= _SHORT):
+            together.append(span)
+            continue
+        key = (1, _bucket(len(span.blocks))) if span.count == 1 else (span.count, span.start)
         groups.setdefault(key, []).append(span)
-    if not compiled:
-        return [], list(groups.values())
-    few = {key for key, group in groups.items() if key[0] == 1 or len(group) * key[0] * sum(key) <= _SHORT}
-    together = [span for span in spans if (span.count, 0 if span.count == 1 else span.start) in few]
-    return together, [group for key, group in groups.items() if key not in few]
+    return together, list(groups.values())
 
 
 def _bucket(blocks: int) -> int:

@@ -107,10 +107,11 @@ class LoraBatch:
             part.add(y, x, layer)
             return
         low = self.layout.base_rows
-        if not part.takes(torch.float32):  # what is added is rounded to bfloat16, what it is added to is not
-            own = torch.zeros(y.shape, dtype=torch.bfloat16)
+        if not part.takes(torch.float32):
+            half = y.dtype is torch.bfloat16  # else what is added is rounded, and what it is added to is not
+            own = y.clone(memory_format=torch.contiguous_format) if half else torch.zeros(y.shape, dtype=torch.bfloat16)
             part.add(own, x.to(torch.bfloat16), layer)
-            y[low:] += own[low:]
+            y[low:] = own[low:] if half else y[low:] + own[low:]
             return
         own = y.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
         part.add(own, x.float(), layer)

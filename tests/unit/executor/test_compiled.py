@@ -10,11 +10,13 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from services.executor.engine.backend import cpu_backend
-from services.executor.kernels import compiled
+from services.executor.kernels import compiled, cpu_step
 from services.executor.kernels.compiled import SOURCE, CompilerMissing, load_step
 from services.executor.kernels.cpu_step import THIN_ROWS, CpuStep, LoraStep
-from services.executor.kernels.shrink_expand import CompiledRows
+from services.executor.kernels.layout import make_layout
+from services.executor.kernels.shrink_expand import Bank, CompiledRows
 from services.executor.model import lora_linear
+from services.executor.model.lora_linear import GroupBatch, LoraBatch
 from services.executor.model.native import load_native
 from services.executor.model.products import Linear
 from services.executor.request import Sampling
@@ -207,6 +209,25 @@ def test_the_matrix_unit_gives_a_row_the_same_bits_whatever_rows_are_beside_it(t
         assert torch.equal(got[rows:], y[rows:]), rows
 
 
+def test_rows_that_lie_apart_are_rounded_once_too(tiles: CpuStep) -> None:
+    torch.manual_seed(2)
+    bank = Bank(torch.randn(1, 9, 1, 24).bfloat16(), torch.randn(1, 9, 40).bfloat16(), torch.randn(1, 9, 1), (40,))
+    rows = CompiledRows(bank, [(range(2, 12), torch.tensor([7, 1, 4]))], tiles)
+    batch = LoraBatch(make_layout([None, 0], [2, 10]), {"g": GroupBatch((), rows, None)}, "")
+    x, wide = torch.randn(12, 24), torch.randn(12, 40) * 30
+    for given in (x.bfloat16(), x):  # float32 rows beside it are rounded to what the pool takes
+        y, apart = wide.bfloat16(), torch.zeros(12, 64, dtype=torch.bfloat16)[:, 10:50]
+        apart.copy_(y)
+        batch.add("g", 0, y, x.bfloat16())
+        batch.add("g", 0, apart, given)
+        assert torch.equal(apart, y)
+    # float32 rows are not rounded themselves.
+    got, added = wide.clone(), torch.zeros(12, 40, dtype=torch.bfloat16)
+    batch.add("g", 0, got, x)
+    batch.add("g", 0, added, x.bfloat16())
+    assert torch.equal(got, wide + added)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 def test_a_base_in_bfloat16_answers_as_one_without_the_step_does(tiles: CpuStep, tmp_path, kind: str) -> None:
     """As near as bfloat16 is: both round, and not at the same places."""
@@ -303,6 +324,37 @@ def test_attention_writes_and_rotates_as_the_calls_of_its_parts_do(
         assert torch.equal(there[1], wanted[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 40])
+@pytest.mark.parametrize("written", [False, True])
+def test_attention_has_the_same_bits_on_any_number_of_threads(
+    step: CpuStep, monkeypatch, rows: int, dtype: torch.dtype, written: bool
+) -> None:
+    """Also where there are fewer rows than threads, which share a row's heads then; all but one row see one another's
+    keys, which another thread may have written."""
+    torch.manual_seed(rows)
+    size, block, kv_heads = 20, 4, 3
+    packed = torch.randn(rows, 12, size).to(dtype)
+    q, k, v = packed.split([6, kv_heads, kv_heads], dim=1)
+    turn = torch.randn(2, rows, size // 2).to(dtype).unbind()
+    keys, values = torch.randn(2, 40, block, kv_heads, size).to(dtype).unbind()
+    own = torch.randperm(39)[:20].to(torch.int32) + 1
+    table = own.repeat(rows, 1)
+    ends = torch.arange(1, rows + 1, dtype=torch.int32) + 35
+    begins = (ends - torch.tensor([40, 9] * rows)[:rows]).clamp(min=0).to(torch.int32)
+    places = ends.long() - 1
+    slots = own.long()[places // block] * block + places % block
+    seen = []
+    for threads in (1, 2, 3, 8):
+        monkeypatch.setattr(cpu_step, "_threads", lambda *_, threads=threads: threads)
+        there = keys.clone(), values.clone()
+        added = {"fresh": (k, v, slots), "turn": turn} if written else {}
+        for _ in range(4 if threads > 1 else 1):  # who is first to a row is another thread each time
+            seen.append((step.attend(q, *there, table, begins, ends, scale=0.3, **added), *there))
+    for got in seen[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(got, seen[0], strict=True))
+
+
 def test_a_matrix_that_bfloat16_does_not_hold_is_not_read_as_such(step: CpuStep) -> None:
     torch.manual_seed(1)
     weight, x = torch.randn(32, 48).bfloat16().float(), torch.randn(2, 48)
@@ -370,6 +422,10 @@ def test_a_step_in_bfloat16_has_the_bits_of_copied_rows(step: CpuStep, tmp_path,
         ("attend.h", "std::copy_n(fresh.v + r * fresh.v_stride + h * size, size, values + to);", ""),
         ("attend.h", "keys + to, half);", "keys + to, 0);"),
         ("attend.h", "&turned[h * size], half);", "&turned[h * size], 0);"),
+        # Wrong in bfloat16 alone.
+        ("attend.h", "size, size, values + to);", "size, sizeof(T) == 2 ? 1 : size, values + to);"),
+        ("attend.h", "keys + to, half);", "keys + to, sizeof(T) == 2 ? 0 : half);"),
+        ("attend.h", "&turned[h * size], half);", "&turned[h * size], sizeof(T) == 2 ? 0 : half);"),
         ("step.cpp", "if (top > best) {", "if (top >= best) {"),
         ("step.cpp", "*finite = total(strange) == 0.0f;", "*finite = total(strange) != 1.0f;"),
         ("adapters.h", "(mine.ranks[k + i] * pool.subs + u) * pool.in", "mine.ranks[k + i] * pool.subs * pool.in"),

@@ -195,6 +195,12 @@ def test_priority_orders_a_tenants_own_requests_and_never_tenants() -> None:
     assert all(x.sequence < y.sequence for x, y in pairwise(in_order(plain)))
 
 
+def test_a_tenants_probes_have_places_of_the_tenants() -> None:
+    asked = [request(1, b"a"), request(2, b"b"), request(3, b"a", 9)]
+    asked[0] = replace(asked[0], spec=replace(asked[0].spec, salt=b"the probe's own", owner=b"a"))
+    assert [r.sequence for r in in_order(asked)] == [3, 2, 1]
+
+
 def test_a_tenant_cannot_push_anothers_request_out_by_priority(family) -> None:
     """The engine has room for one row at a time: globex asked first and is served first."""
     from tests.support.harness import SMALL

@@ -106,7 +106,7 @@ def test_prompts_and_decoding_rows_of_one_step_equal_plain_attention(chunks, win
         got = batch.rotate_and_attend(0, q, k, v, (cos, sin), scale=0.4, window=window)
     else:
         got = batch.attend(0, turned_q, turned_k, v, scale=0.4, window=window)
-    assert batch.is_one_call or long or max(rows, 40) * 80 > attention._SHORT
+    assert batch.is_one_call or long
     for span, (keys, values) in zip(spans, held, strict=True):
         for i in range(span.count):
             end = span.start + i + 1
@@ -116,6 +116,31 @@ def test_prompts_and_decoding_rows_of_one_step_equal_plain_attention(chunks, win
         assert torch.equal(cache.k[0, blocks].flatten(0, 1)[: len(keys)], keys)
         assert torch.equal(cache.v[0, blocks].flatten(0, 1)[: len(values)], values)
     assert not got[rows:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "start"), [(40, 0), (64, 0), (64, 64), (24, 100), (100, 60), (128, 0)])
+def test_a_chunk_has_the_same_bits_whatever_chunks_of_its_shape_are_beside_it(count, start, dtype) -> None:
+    torch.manual_seed(count)
+    each, most = -(-(count + start) // BLOCK), 5
+    cache = KvCache(
+        layers=1, blocks=1 + most * each, block_size=BLOCK, kv_heads=KV_HEADS, head_dim=SIZE, dtype=dtype,
+        step=compiled_step(),
+    )  # fmt: skip
+    cache.k.copy_(torch.randn(cache.k.shape))
+    cache.v.copy_(torch.randn(cache.v.shape))
+    q, k, v = (torch.randn(most * count + 1, heads, SIZE).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    spans = [
+        AttentionSpan(i * count, count, start, tuple(range(1 + i * each, 1 + (i + 1) * each))) for i in range(most)
+    ]
+
+    def attended(chunks: int) -> torch.Tensor:
+        batch, rows = AttentionBatch(spans[:chunks], cache, q_heads=HEADS, kv_heads=KV_HEADS), chunks * count
+        return batch.attend(0, q[:rows], k[:rows], v[:rows], scale=0.4)[:count]
+
+    alone = attended(1)
+    for chunks in range(2, most + 1):
+        assert torch.equal(attended(chunks), alone), chunks
 
 
 def test_a_rows_bad_numbers_stay_its_own(step) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.prefill import CHANGE, FILL, KNOWN_S, PrefillShares, Prompt, PromptPace, count_waiting
+from services.executor.prefill import CHANGE, FILL, KNOWN_S, UNSEEN, PrefillShares, Prompt, PromptPace, count_waiting
 
 
 @given(
@@ -100,6 +100,28 @@ def test_readers_lose_a_step_of_their_own_or_one_of_all_who_wait(rows: int, wait
         assert abs(pace.beside(rows, 4096) - learned(rows).beside(rows, 4096)) <= 0.05 * tokens
 
 
+def test_who_waited_before_a_step_without_readers_counts_no_more() -> None:
+    stretched, other = learned(8), learned(8)
+    stretched.beside(8, 4096, waiting=80)
+    for pace in (stretched, other):
+        pace.beside(0, 4096, waiting=80)
+        # Rows that were to compute the last token of a prompt generate by now.
+        pace.note(decoding=8, prompt_tokens=400, took_s=0.12)
+    assert stretched.beside(8, 4096) == other.beside(8, 4096)
+
+
+@given(st.integers(1, 64), st.integers(0, 500), st.floats(0.0, 0.03))
+def test_whoever_waits_what_prompts_get_in_any_case_stays_as_it_is(rows: int, waiting: int, token_s: float) -> None:
+    """Where prompts are dear that is longer than a step should be, and must not be that for each who waits."""
+    pace, limit = learned(rows, token_s), 4096
+    least = PromptPace().beside(rows, limit)
+    tokens = pace.beside(rows, limit, waiting=waiting)
+    assert tokens >= least
+    if tokens > least:
+        assert rows * tokens * token_s <= max(rows, waiting) * 0.04 * 1.03
+    assert PromptPace().beside(rows, limit, waiting=waiting) == least
+
+
 @given(
     st.lists(st.sampled_from("abcd"), max_size=20), st.lists(st.sampled_from("abcd"), max_size=20), st.integers(1, 50)
 )
@@ -123,6 +145,33 @@ def test_what_a_step_takes_is_known_for_about_so_many_rows() -> None:
         pace.note(decoding=2, prompt_tokens=tokens, took_s=0.01 + tokens * 0.00001)
     # A held-up step is forgotten: twice 10 ms, or the little more that it still counts for.
     assert 990 <= pace.beside(2, 4096) <= 0.01 / 0.00001 * 10
+
+
+@given(st.sampled_from([(), (1,), (1, 8, 60)]), st.integers(1, 60))
+def test_prompts_that_never_end_do_not_stay_at_the_least(known: tuple[int, ...], rows: int) -> None:
+    """Beside a number of rows that never had a step without prompts, known of others or of none."""
+    pace, token_s, limit = PromptPace(), 0.0001, 4096
+
+    def plain_s(rows: int) -> float:
+        return 0.01 + 0.001 * rows
+
+    for other in known:
+        if other.bit_length() != rows.bit_length():
+            pace.note(decoding=other, prompt_tokens=0, took_s=plain_s(other))
+    given = []
+    for _ in range(400):
+        given.append(pace.beside(rows, limit))
+        pace.note(decoding=rows, prompt_tokens=given[-1], took_s=plain_s(rows) + given[-1] * token_s)
+    least, fair = PromptPace().beside(rows, limit), plain_s(rows) / token_s
+    some = [tokens for tokens in given[200:] if tokens]
+    assert all(max(least, fair * 0.98) - 1 <= tokens <= max(least, fair * 1.02) for tokens in some)
+    assert len(some) >= 200 - 200 // UNSEEN - 1
+    # As soon as steps without prompts come by themselves, none is made.
+    for _ in range(3 * UNSEEN):
+        pace.note(decoding=rows, prompt_tokens=0, took_s=plain_s(rows))
+        tokens = pace.beside(rows, limit)
+        assert tokens >= least
+        pace.note(decoding=rows, prompt_tokens=tokens, took_s=plain_s(rows) + tokens * token_s)
 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 512), st.floats(0, 10)), max_size=40), st.integers(0, 600))
