@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -59,7 +60,7 @@ class Runner:
             return StepResult(step=plan.step, rows=results, kernel_path=self._path(path))
         lora = self._arrange(owners, [len(row.tokens) for row in plan.rows], revisions)
         hidden = self.decoder.hidden(self._pack(plan.rows, lora))
-        results = self._sample(plan.rows, owners, revisions, hidden)
+        results = self._sample(plan.rows, owners, revisions, hidden, lora)
         if any(row.targets for row in plan.rows):
             scored = self._score(plan.rows, owners, revisions, hidden)
             results = tuple(scored.get(result.request_id, result) for result in results)
@@ -83,18 +84,20 @@ class Runner:
         return Packed(tokens, positions, self._attention.step(spans), lora)
 
     def _sample(
-        self, rows: Sequence[Row], owners: Sequence[int | None], revisions: tuple[str, ...], hidden: torch.Tensor
+        self,
+        rows: Sequence[Row],
+        owners: Sequence[int | None],
+        revisions: tuple[str, ...],
+        hidden: torch.Tensor,
+        lora: Adapters,
     ) -> tuple[RowResult, ...]:
-        last, ends = [], -1
-        for row in rows:
-            ends += len(row.tokens)
-            last.append(ends)
         chosen = [i for i, row in enumerate(rows) if row.sample]
         if not chosen:
             return tuple(RowResult(request_id=row.request_id) for row in rows)
-        lora = self._arrange([owners[i] for i in chosen], [1] * len(chosen), revisions)
-        if not len(chosen) == len(rows) == len(hidden):
+        if not len(chosen) == len(rows) == len(hidden):  # else rows and adapters are those of the step
+            last = list(accumulate((len(row.tokens) for row in rows), initial=-1))[1:]
             hidden = hidden.index_select(0, torch.tensor([last[i] for i in chosen], device=self._device))
+            lora = self._arrange([owners[i] for i in chosen], [1] * len(chosen), revisions)
         logits = self.decoder.logits(hidden, lora)
         sampled = sample(logits, [rows[i] for i in chosen], eos_ids=self.decoder.info.eos_ids, step=self.cache.step)
         if len(sampled) == len(rows):

@@ -123,9 +123,9 @@ class AttentionBatch:
         self._slots = _slots(spans, cache.block_size).to(cache.k.device)
         together, groups = _group(spans, cache.step is not None)
         self._groups = [_make_group(group, cache, q_heads, kv_heads) for group in groups]
+        self._whole = len(groups) + bool(together) == 1 and _is_range(spans)
         if together and cache.step is not None:
-            self._groups.append(_compiled_group(together, cache.step, self._fold))
-        self._whole = len(self._groups) == 1 and _is_range(spans)
+            self._groups.append(_compiled_group(together, cache.step, self._fold, whole=self._whole))
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
@@ -143,8 +143,9 @@ class AttentionBatch:
         keys.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, k[:rows])
         values.view(-1, self._kv_heads, head_dim).index_copy_(0, self._slots, v[:rows])
         rule = _Rule(scale, window, softcap)
-        if self._whole and rows == len(q):
-            return self._attend_group(self._groups[0], q, k, v, keys, values, rule)
+        if self._whole:
+            out = self._attend_group(self._groups[0], q[:rows], k[:rows], v[:rows], keys, values, rule)
+            return out if rows == len(q) else pad(out, (0, 0, 0, len(q) - rows))
         out = q.new_empty(q.shape[0], q.shape[1] * head_dim)
         out[rows:] = 0
         for group in self._groups:
@@ -248,10 +249,12 @@ def _bucket(blocks: int) -> int:
     return size
 
 
-def _compiled_group(spans: Sequence[AttentionSpan], step: CpuStep, fold: int) -> _Group:
-    rows = torch.tensor([row for span in spans for row in range(span.row, span.row + span.count)])
+def _compiled_group(spans: Sequence[AttentionSpan], step: CpuStep, fold: int, *, whole: bool) -> _Group:
+    """Where the group is the `whole` step nobody asks for its rows."""
+    rows = [] if whole else [row for span in spans for row in range(span.row, span.row + span.count)]
     starts, counts, blocks = ([getattr(span, name) for span in spans] for name in ("start", "count", "blocks"))
-    return _Group(rows, len(rows), 1, None, rows, 0, fold, paged=CompiledDecode(starts, counts, blocks, step))
+    paged, index = CompiledDecode(starts, counts, blocks, step), torch.tensor(rows, dtype=torch.int64)
+    return _Group(index, sum(counts), 1, None, index, 0, fold, paged=paged)
 
 
 def _make_group(spans: Sequence[AttentionSpan], cache: KvCache, q_heads: int, kv_heads: int) -> _Group:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from services.executor.kernels.cpu_step import CpuStep
@@ -106,8 +107,10 @@ class CompiledDecode:
         self, starts: Sequence[int], counts: Sequence[int], blocks: Sequence[Sequence[int]], step: CpuStep
     ) -> None:
         width = max(len(b) for b in blocks)
-        table = torch.tensor([[*b, *[NULL_BLOCK] * (width - len(b))] for b in blocks], dtype=torch.int32)
-        ends = torch.tensor(starts, dtype=torch.int32) + 1
+        # By numpy: torch takes twice as long for a list of lists.
+        padded = [[*b, *[NULL_BLOCK] * (width - len(b))] for b in blocks]
+        table = torch.from_numpy(np.array(padded, dtype=np.int32))
+        ends = torch.tensor([start + 1 for start in starts], dtype=torch.int32)
         if len(counts) < sum(counts):
             many = torch.tensor(counts)
             own = torch.arange(len(counts)).repeat_interleave(many)
