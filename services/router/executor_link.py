@@ -25,8 +25,8 @@ MAX_AGE_S = 600.0
 END_S = 1.0
 # Parts that nobody has taken, from which on an executor is asked to hold a request back.
 HOLD_AT = 16
-# What one message asks at most; executors take 1 MiB, and a request may be nearly as much.
-MAX_ITEMS, MAX_BYTES = 64, 1 << 19
+# What one message asks at most, and one request: executors take no message above 1 MiB, and end the stream at one.
+MAX_ITEMS, MAX_BYTES, MAX_REQUEST_BYTES = 64, 1 << 19, 1 << 20
 
 Item = pb.ExecuteManyRequest.Item
 Events = list[pb.ExecuteResponse.Event]
@@ -46,7 +46,13 @@ class Link:
         self._ends = 0.0
 
     def begin(self, request: pb.ExecuteRequest, *, timeout_s: float, traceparent: str) -> "LinkedRequest":
-        """Sends a request, which ends with DEADLINE_EXCEEDED in `timeout_s`."""
+        """Sends a request, which ends with DEADLINE_EXCEEDED in `timeout_s`.
+
+        Raises:
+            LoraportError: PROMPT_TOO_LONG, for any executor.
+        """
+        if request.ByteSize() > MAX_REQUEST_BYTES:
+            raise LoraportError("PROMPT_TOO_LONG", f"a request is {MAX_REQUEST_BYTES} bytes at most")
         now = asyncio.get_running_loop().time()
         if self._stream is None or self._stream.ended or now >= self._ends:
             if self._stream is not None:

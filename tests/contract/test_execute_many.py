@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -151,18 +150,26 @@ async def test_a_prompt_ends_at_its_time_on_both_sides(rig: Rig) -> None:
 
 async def test_a_process_that_stops_ends_the_stream_with_its_last_prompt(rig: Rig) -> None:
     slowly(rig)
-    idle = Link(rig.stub.ExecuteMany)
-    await collect(_linked(rig, idle))
+    calls: list[Any] = []
+    await collect(_linked(rig, Link(_recorded(rig, calls))))
+    rig.link = Link(_recorded(rig, calls))
     running_one = rig.call(P, max_tokens=20, ignore_eos=True)
     await anext(aiter(running_one))
-    begun = time.monotonic()
     stopping = asyncio.create_task(rig.service.stop())
     await until(lambda: rig.service._device.engine.state().draining)
     assert await reason(rig.call(P)) == "DRAINING"
     assert await reason(running_one) == ""
     await stopping
-    # Not the whole grace: an idle stream would be waited for in vain.
-    assert time.monotonic() - begun < rig.service._config.life.drain_s
+    # By the process, and not by the end of its grace.
+    assert [await call.code() for call in calls] == [grpc.StatusCode.OK] * 2
+
+
+def _recorded(rig: Rig, calls: list[Any]) -> Any:
+    def opened() -> Any:
+        calls.append(rig.stub.ExecuteMany())
+        return calls[-1]
+
+    return opened
 
 
 def _linked(rig: Rig, link: Link) -> Any:
@@ -182,13 +189,8 @@ async def test_an_executor_that_is_not_there_is_unavailable(rig: Rig) -> None:
 
 async def test_a_stream_that_has_its_age_makes_room_for_another(rig: Rig) -> None:
     slowly(rig)
-    calls = []
-
-    def opened() -> Any:
-        calls.append(rig.stub.ExecuteMany())
-        return calls[-1]
-
-    rig.link = Link(opened, max_age_s=0.05)
+    calls: list[Any] = []
+    rig.link = Link(_recorded(rig, calls), max_age_s=0.05)
     first = rig.call(P, max_tokens=20, ignore_eos=True)
     await anext(aiter(first))
     await asyncio.sleep(0.1)
@@ -198,6 +200,18 @@ async def test_a_stream_that_has_its_age_makes_room_for_another(rig: Rig) -> Non
     await until(lambda: calls[0].done())
     assert await calls[0].code() == grpc.StatusCode.OK
     assert not calls[1].done()
+
+
+async def test_a_request_that_fits_no_message_fails_alone(rig: Rig) -> None:
+    slowly(rig)
+    other = rig.call(P, max_tokens=20, ignore_eos=True)
+    await anext(aiter(other))
+    with pytest.raises(LoraportError) as caught:
+        rig.call((1 << 30,) * (1 << 18))
+    assert caught.value.reason == "PROMPT_TOO_LONG"
+    # The longest that is sent is refused by its own end: an executor takes the message.
+    assert await reason(rig.call((1 << 20,) * ((1 << 20) // 3 - 1000))) == "INVALID_REQUEST"
+    assert await reason(other) == ""
 
 
 async def test_only_routers_open_streams(rig: Rig) -> None:
