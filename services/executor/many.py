@@ -1,6 +1,6 @@
 """Many prompts over one stream: each runs as a call of its own would, and none waits for another.
 
-    begin ──> parts of its events … ──> a last part with its end          cancel, or the stream ends: no more parts
+    begin ──> parts of its events … ──> a last part with its end          cancel, or the stream breaks: no more parts
                     hold ⇄ go on
 
 Why: a call costs its server and its client 0.3 ms of a core each, whatever is said in it, and every message of it a
@@ -19,7 +19,7 @@ from google.rpc import status_pb2
 from loraport.executor.v1 import executor_service_pb2 as pb
 from services.shared import tracing
 from services.shared.errors import FaultList, LoraportError
-from services.shared.rpc.guard import Seen
+from services.shared.rpc.guard import Seen, log_as
 from services.shared.rpc.status import to_status
 
 METHOD = "/loraport.executor.v1.ExecutorService/Execute"
@@ -61,7 +61,7 @@ class Many:
         stream = _Stream(self._execute)
         self._streams.add(stream)
         if self._ending:
-            stream.end_when_idle()
+            stream.ask_to_end()
         try:
             async with aclosing(stream.responses(messages)) as responses:
                 async for response in responses:
@@ -69,25 +69,28 @@ class Many:
         finally:
             self._streams.discard(stream)
 
-    def end_when_idle(self) -> None:
-        """Every stream ends with its last prompt from now on."""
+    def ask_to_end(self) -> None:
+        """Asks the other end of every stream, and of those to come, to end it when it is done. Not ended from here:
+        what the caller sends at that moment would break the call, and lose what is on its way to it."""
         self._ending = True
         for stream in self._streams:
-            stream.end_when_idle()
+            stream.ask_to_end()
 
 
 class _Stream:
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
         self._prompts: dict[int, _Prompt] = {}
+        self._last_key: int | None = None
         self._unsent: deque[pb.ExecuteManyResponse.Part] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
-        self._ends_when_idle = False
+        # The caller has ended its side, and this side has to ask for that.
+        self._half_closed = self._must_ask = False
         self._fault: Exception | None = None
 
-    def end_when_idle(self) -> None:
-        self._ends_when_idle = True
+    def ask_to_end(self) -> None:
+        self._must_ask = True
         self._news.set()
 
     async def responses(
@@ -96,13 +99,16 @@ class _Stream:
         reading = asyncio.create_task(self._read(messages))
         try:
             while True:
-                while self._unsent:
+                while self._unsent and self._fault is None:
                     yield self._batch()
                     self._room.set()
                 if self._fault is not None:
                     raise self._fault
-                if self._ends_when_idle and not self._prompts:
+                if self._half_closed and not self._prompts:
                     return
+                if self._must_ask:
+                    self._must_ask = False
+                    yield pb.ExecuteManyResponse(ending=True)
                 await self._news.wait()
                 self._news.clear()
         finally:
@@ -128,13 +134,14 @@ class _Stream:
                     self._take(item)
         except Exception as error:
             self._fault = error
-        self.end_when_idle()
+        self._half_closed = True
+        self._news.set()
 
     def _take(self, item: pb.ExecuteManyRequest.Item) -> None:
         prompt = self._prompts.get(item.key)
         match item.WhichOneof("action"):
             case "begin":
-                self._begin(item.key, item.begin, fresh=prompt is None)
+                self._begin(item.key, item.begin)
             case "cancel":
                 if prompt is not None:
                     prompt.task.cancel()
@@ -144,11 +151,12 @@ class _Stream:
             case _:
                 raise LoraportError("INVALID_REQUEST", "an item without an action", subject="items")
 
-    def _begin(self, key: int, begin: pb.ExecuteManyRequest.Begin, *, fresh: bool) -> None:
+    def _begin(self, key: int, begin: pb.ExecuteManyRequest.Begin) -> None:
         faults = FaultList()
-        faults.require(fresh, "items.key", "is that of a prompt that has not ended")
+        faults.require(self._last_key is None or key > self._last_key, "items.key", "must be above all before it")
         faults.require(begin.timeout_s > 0, "items.begin.timeout_s", "must be above 0")
         faults.raise_if_any()
+        self._last_key = key
         if len(self._prompts) >= MAX_OPEN:
             self._end(key, to_status(LoraportError("OVERLOADED", f"{MAX_OPEN} prompts are open", retry_after_s=1.0)))
             return
@@ -163,13 +171,16 @@ class _Stream:
 
     async def _run(self, key: int, begin: pb.ExecuteManyRequest.Begin) -> None:
         seen, end = Seen(METHOD), status_pb2.Status()
+        log_as(begin.request.request_id)
         try:
             trace = {tracing.TRACEPARENT: begin.traceparent} if begin.traceparent else {}
             seen.span = tracing.enter(METHOD, trace, request_id="", trusted=True)
             await self._tell(key, begin)
-        except asyncio.CancelledError:
-            seen.code = "CANCELLED"
-            raise
+        except asyncio.CancelledError as error:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                seen.code = "CANCELLED"
+                raise
+            end = to_status(seen.failed(RuntimeError(f"cancelled by nobody: {error}")))
         except Exception as error:
             end = to_status(seen.failed(error))
         finally:

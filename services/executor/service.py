@@ -219,7 +219,7 @@ class ExecutorService:
         if device is not None and not stuck:
             device.engine.drain()
         if self._servicer is not None:
-            self._servicer.end_when_idle()
+            self._servicer.ask_to_end()
         await self._server.stop(0 if stuck else self._config.life.drain_s)
         tasks = [task for task in (self._reporting, self._keeping) if task is not None]
         await _end(tasks)

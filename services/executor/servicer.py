@@ -86,9 +86,9 @@ class ExecutorServicer(ExecutorServiceServicer):
     ) -> AsyncIterator[pb.ExecuteManyResponse]:
         return self._many.responses(messages)
 
-    def end_when_idle(self) -> None:
-        """Every stream of many prompts ends with its last one, and new ones as they come: the process stops."""
-        self._many.end_when_idle()
+    def ask_to_end(self) -> None:
+        """Asks routers to end their streams: the process stops."""
+        self._many.ask_to_end()
 
     async def _execute(self, request: pb.ExecuteRequest, remaining: float | None) -> AsyncGenerator[Events, None]:
         ticket = await self._admit(request)

@@ -9,24 +9,30 @@ executor is asked to hold it back. The other half, and why there is one stream, 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context
+from functools import partial
 from itertools import count
 from typing import Any
 
 import grpc
+import structlog
 from google.protobuf.empty_pb2 import Empty
 
 from loraport.executor.v1 import executor_service_pb2 as pb
 from services.shared.errors import LoraportError
 from services.shared.rpc.status import from_rpc_error, from_status
 
-# A stream takes no new request at this age; connections end too, hours later.
-MAX_AGE_S = 600.0
+# A stream takes no new request at this age. A connection that has reached its own age ends in `GRACE_S` of
+# `services.shared.rpc.server`: by then the last request of a stream on it has to be over too.
+MAX_AGE_S = 240.0
 # How long an executor that has told everything may take to end the request.
 END_S = 1.0
 # Parts that nobody has taken, from which on an executor is asked to hold a request back.
 HOLD_AT = 16
 # What one message asks at most, and one request: executors take no message above 1 MiB, and end the stream at one.
 MAX_ITEMS, MAX_BYTES, MAX_REQUEST_BYTES = 64, 1 << 19, 1 << 20
+
+log = structlog.get_logger()
 
 Item = pb.ExecuteManyRequest.Item
 Events = list[pb.ExecuteResponse.Event]
@@ -54,7 +60,7 @@ class Link:
         if request.ByteSize() > MAX_REQUEST_BYTES:
             raise LoraportError("PROMPT_TOO_LONG", f"a request is {MAX_REQUEST_BYTES} bytes at most")
         now = asyncio.get_running_loop().time()
-        if self._stream is None or self._stream.ended or now >= self._ends:
+        if self._stream is None or self._stream.closed or now >= self._ends:
             if self._stream is not None:
                 self._stream.end_when_idle()
             self._stream, self._ends = _Stream(self._open_stream()), now + self._max_age_s
@@ -90,8 +96,12 @@ class LinkedRequest:
                 self._held = False
                 self._stream.ask(Item(key=self._key, hold=False))
             return events
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # it knows this frame, which would keep it
         return []
 
     def cancel(self) -> None:
@@ -149,9 +159,11 @@ class _Stream:
         self._unsent: deque[Item] = deque()
         self._news = asyncio.Event()
         self._ends_when_idle = False
-        self.ended = False
-        self._writing = asyncio.create_task(self._write())
-        self._reading = asyncio.create_task(self._read())
+        # Nothing can be asked any more.
+        self.closed = False
+        # Not in the context of the request that happened to open the stream.
+        self._writing = asyncio.create_task(self._write(), context=Context())
+        self._reading = asyncio.create_task(self._read(), context=Context())
 
     def begin(self, begin: pb.ExecuteManyRequest.Begin) -> LinkedRequest:
         key = next(self._keys)
@@ -178,12 +190,16 @@ class _Stream:
                 while self._unsent:
                     await self._call.write(self._batch())
                 if self._ends_when_idle and not self._requests:
+                    self.closed = True
                     await self._call.done_writing()
                     return
                 await self._news.wait()
                 self._news.clear()
         except (grpc.RpcError, asyncio.InvalidStateError):
             return  # the call has ended: who reads it learns why
+        except Exception as error:
+            log.error("a stream to an executor is given up", exc_info=error)
+            self._call.cancel()
 
     def _batch(self) -> pb.ExecuteManyRequest:
         items: list[pb.ExecuteManyRequest.Item] = []
@@ -195,19 +211,24 @@ class _Stream:
             items.append(self._unsent.popleft())
         return pb.ExecuteManyRequest(items=items)
 
+    def _hear(self, part: pb.ExecuteManyResponse.Part) -> None:
+        request = self._requests.get(part.key)
+        if request is not None:
+            request.hear(part)
+
     async def _read(self) -> None:
-        failure = _gone()
+        failed = _gone
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 for part in message.parts:
-                    request = self._requests.get(part.key)
-                    if request is not None:
-                        request.hear(part)
+                    self._hear(part)
+                if message.ending:
+                    self.end_when_idle()
         except grpc.RpcError as error:
-            failure = from_rpc_error(error, unavailable="EXECUTOR_UNAVAILABLE")
+            failed = partial(from_rpc_error, error, unavailable="EXECUTOR_UNAVAILABLE")
         finally:
-            self.ended = True
+            self.closed = True
             self._writing.cancel()
             self._call.cancel()
             for request in list(self._requests.values()):
-                request.end(failure)
+                request.end(failed())

@@ -80,6 +80,7 @@ async def test_a_fault_of_the_stream_ends_it_and_all_that_runs(rig: Rig) -> None
     faults = {
         "no action": Item(key=2),
         "a key in use": begin(rig, 1),
+        "a key of before": begin(rig, 0),
         "no time": begin(rig, 2, timeout_s=0),
         "time that is none": begin(rig, 2, timeout_s=float("nan")),
     }
@@ -103,8 +104,8 @@ async def test_a_refused_prompt_is_told_so_in_its_own_end(rig: Rig) -> None:
     assert sum(len(part.events) for part in parts[1]) >= 3
     # What is said of prompts that have ended, or never began, is no fault.
     await call.write(pb.ExecuteManyRequest(items=[Item(key=1, cancel=Empty()), Item(key=9, hold=True)]))
-    await call.write(pb.ExecuteManyRequest(items=[begin(rig, 1)]))
-    await told(call, 1)
+    await call.write(pb.ExecuteManyRequest(items=[begin(rig, 5)]))
+    await told(call, 5)
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
     assert await call.code() == grpc.StatusCode.OK
@@ -146,6 +147,16 @@ async def test_a_prompt_ends_at_its_time_on_both_sides(rig: Rig) -> None:
     assert (await told(call, 1))[1][-1].end.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
     assert await reason(rig.call(P, max_tokens=200, ignore_eos=True, timeout=0.3)) == "DEADLINE_EXCEEDED"
     await until(lambda: open_requests(rig) == 0)
+
+
+async def test_a_prompts_time_is_kept_while_its_revision_loads(rig: Rig) -> None:
+    rig.peers.hold.clear()
+    revision = next(iter(rig.peers.published))
+    call = rig.stub.ExecuteMany()
+    item = begin(rig, 1, ticket=rig.ticket(revision), revision_id=revision, timeout_s=0.3)
+    await call.write(pb.ExecuteManyRequest(items=[item]))
+    assert (await told(call, 1))[1][-1].end.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    rig.peers.hold.set()
 
 
 async def test_a_process_that_stops_ends_the_stream_with_its_last_prompt(rig: Rig) -> None:

@@ -24,6 +24,7 @@ from loraport.executor.v1 import executor_service_pb2 as epb
 from loraport.registry.v1 import catalog_service_pb2 as cpb
 from services.executor.many import Events
 from services.router import executor_link
+from services.router.tickets import Tickets
 from services.shared.errors import LoraportError
 from tests.contract.router_world import CONTEXT, World, api_key, digest, eventually, said
 
@@ -194,13 +195,15 @@ async def test_an_executor_that_is_gone_or_takes_no_ticket_is_replaced_before_th
         raise LoraportError(reason, retry_after_s=1.0)
 
     second.fail_before = refuse
-    taken_out = []
+    taken_out, forgotten, forget = [], [], Tickets.forget
     monkeypatch.setattr(fleet, "note_failure", lambda name, why: taken_out.append((name, why)))
+    monkeypatch.setattr(Tickets, "forget", lambda tickets: (forgotten.append(1), forget(tickets)))
     async with world.client() as client:
         done = await client.generate("x", adapter="pirate")
     assert (done.executor, len(second.requests)) == ("e0", 1)
     # One tenant's ticket says nothing of an executor.
     assert taken_out == ([("e1", reason)] if reason == "DRAINING" else [])
+    assert len(forgotten) == (reason == "INVALID_TICKET"), "the next one is made anew"
 
 
 async def test_no_executor_is_unavailable_with_a_retry_delay_and_recovers(world: World) -> None:

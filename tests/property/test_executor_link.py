@@ -3,6 +3,7 @@ is told all that is its own, in order, and ends once; and nothing is left of it.
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,10 @@ from loraport.executor.v1 import executor_service_pb2 as pb
 from services.executor import many
 from services.executor.many import Many
 from services.router import executor_link
+from services.router.config import LifeLimits
 from services.router.executor_link import HOLD_AT, Link, LinkedRequest
 from services.shared.errors import LoraportError
+from services.shared.rpc.server import GRACE_S
 
 
 class Wire:
@@ -110,7 +113,9 @@ async def ask(link: Link, number: int, tokens: int, how: int, patience: int | No
                 await asyncio.sleep(0)
     except LoraportError as error:
         failure = error.reason
-    assert (heard, failure) == (tokens, REASONS.get(how, ""))
+    # One that never ends has its time, in which a slow machine may not tell all.
+    assert heard == tokens or (how == 3 and heard < tokens)
+    assert failure == REASONS.get(how, "")
 
 
 requests = st.tuples(
@@ -141,7 +146,7 @@ def test_every_prompt_is_told_its_own_and_ends_once(orders: list[Any], parts: in
         assert len(wires) == 1
         stream.end_when_idle()
         async with asyncio.timeout(5):
-            while not stream.ended:
+            while not stream._reading.done():
                 await asyncio.sleep(0)
         await wires[0].closed()
         assert not server._streams
@@ -240,6 +245,135 @@ async def test_a_caller_that_is_cancelled_while_it_waits_can_still_cancel() -> N
     with pytest.raises(asyncio.CancelledError):
         await request.next()
     await wires[0].closed()
+
+
+async def test_a_stream_that_cannot_be_written_to_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    _server, link, wires = await joined(World())
+    first = asked(link, 0, how=3)
+    await turns()
+
+    async def broken(message: pb.ExecuteManyRequest) -> None:
+        raise TypeError("no bytes")
+
+    monkeypatch.setattr(wires[0], "write", broken)
+    monkeypatch.setattr(wires[0], "cancel", lambda: wires[0]._told.put_nowait(grpc.aio.EOF))
+    second = asked(link, 0, how=3)
+    for request in (first, second):
+        with pytest.raises(LoraportError) as caught:
+            await request.next()
+        assert caught.value.reason == "EXECUTOR_UNAVAILABLE"
+    assert (await asked(link, 2).next())[0].tokens.token_ids == [0, 7]
+    for wire in wires:
+        await wire.closed()
+
+
+async def test_failed_requests_keep_nothing_alive() -> None:
+    _server, link, wires = await joined(World())
+    gc.collect()
+    gc.disable()
+    try:
+        for how in (1, 2):
+            request = asked(link, 0, how=how)
+            reason = ""
+            try:
+                await request.next()
+            except LoraportError as error:
+                reason = error.reason
+            assert reason == REASONS[how]
+            del request
+        assert not [kept for kept in gc.get_objects() if isinstance(kept, LinkedRequest)]
+    finally:
+        gc.enable()
+    await wires[0].closed()
+
+
+async def test_a_late_request_is_cancelled_at_the_executor_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    _server, link, wires = await joined(World())
+    sent: list[Any] = []
+    request = asked(link, 0, how=3, timeout_s=0.01)
+    write = wires[0].write
+
+    async def noted(message: pb.ExecuteManyRequest) -> None:
+        sent.extend((item.key, item.WhichOneof("action")) for item in message.items)
+        await write(message)
+
+    monkeypatch.setattr(wires[0], "write", noted)
+    with pytest.raises(LoraportError) as caught:
+        await request.next()
+    await turns()
+    assert caught.value.reason == "DEADLINE_EXCEEDED"
+    assert sent in ([(1, "begin"), (1, "cancel")], [(1, "begin")]), "unless its end was there first"
+    await wires[0].closed()
+
+
+async def test_a_process_that_stops_asks_routers_to_end_their_streams() -> None:
+    server, link, wires = await joined(World())
+    first = asked(link, 3)
+    server.ask_to_end()
+    heard = 0
+    while events := await first.next():
+        heard += len(events)
+    await turns()
+    assert heard == 3
+    assert link._stream._reading.done()  # type: ignore[union-attr]
+    # The next one has a stream of its own, which is asked at once, and ends with it.
+    second = asked(link, 2)
+    assert len(wires) == 2
+    while await second.next():
+        pass
+    await turns()
+    assert link._stream._reading.done()  # type: ignore[union-attr]
+    assert not server._streams
+
+
+async def test_prompts_have_a_bound_and_know_how_they_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[str] = []
+
+    class Seen(many.Seen):
+        def ended(self) -> None:
+            codes.append(self.code)
+
+    monkeypatch.setattr(many, "Seen", Seen)
+    monkeypatch.setattr(many, "MAX_OPEN", 2)
+    world = World()
+    _server, link, wires = await joined(world)
+    held = [asked(link, 1, how=3), asked(link, 1, how=3)]
+    await held[1].next()
+    with pytest.raises(LoraportError) as caught:
+        await asked(link, 1).next()
+    assert caught.value.reason == "OVERLOADED"
+    held.pop().cancel()
+    await turns()
+    third = asked(link, 1, how=1)
+    assert await third.next()
+    with pytest.raises(LoraportError):
+        await third.next()
+    assert codes == ["CANCELLED", "INTERNAL"]
+    await wires[0].closed()
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_a_fault() -> None:
+    async def execute(request: pb.ExecuteRequest, timeout_s: float) -> AsyncIterator[many.Events]:
+        yield [pb.ExecuteResponse.Event()]
+        raise asyncio.CancelledError
+
+    wires: list[Wire] = []
+    server = Many(execute)
+
+    def opened() -> Wire:
+        wires.append(Wire(server))
+        return wires[-1]
+
+    request = asked(Link(opened), 1)
+    assert await request.next()
+    with pytest.raises(LoraportError) as caught:
+        await request.next()
+    assert caught.value.reason == "INTERNAL"
+    await wires[0].closed()
+
+
+def test_a_stream_and_its_last_request_are_over_before_their_connection() -> None:
+    assert executor_link.MAX_AGE_S + LifeLimits().max_request_s < GRACE_S
 
 
 async def test_a_part_that_says_nothing_ends_its_prompt() -> None:

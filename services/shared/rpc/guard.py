@@ -67,6 +67,11 @@ UserAuthenticator = Callable[[dict[str, str]], Awaitable[Principal]]
 RefusalListener = Callable[[Call, LoraportError], None]
 
 
+def log_as(request_id: str) -> None:
+    """Log lines of the running task carry this id from now on."""
+    _LOGGED_REQUEST_ID.set(request_id[:REQUEST_ID_LENGTH])
+
+
 def current_call() -> Call:
     """Returns the call that the running handler serves. Raises LookupError outside a handler."""
     return _CALL.get()
@@ -179,7 +184,7 @@ class Guard:
             principal = await self._authenticate(door, metadata, context)
             authorize(door.method, principal)
             _CALL.set(Call(principal, request_id, door.method))
-            _LOGGED_REQUEST_ID.set(request_id)
+            log_as(request_id)
             if door.needs_deadline and context.time_remaining() is None:
                 raise LoraportError("DEADLINE_REQUIRED")
         except LoraportError as error:

@@ -109,7 +109,7 @@ class ExecuteManyRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ExecuteManyRequest.Item, _Mapping]]] = ...) -> None: ...
 
 class ExecuteManyResponse(_message.Message):
-    __slots__ = ("parts",)
+    __slots__ = ("parts", "ending")
     class Part(_message.Message):
         __slots__ = ("key", "events", "end")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,8 +120,10 @@ class ExecuteManyResponse(_message.Message):
         end: _status_pb2.Status
         def __init__(self, key: _Optional[int] = ..., events: _Optional[_Iterable[_Union[ExecuteResponse.Event, _Mapping]]] = ..., end: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     parts: _containers.RepeatedCompositeFieldContainer[ExecuteManyResponse.Part]
-    def __init__(self, parts: _Optional[_Iterable[_Union[ExecuteManyResponse.Part, _Mapping]]] = ...) -> None: ...
+    ending: bool
+    def __init__(self, parts: _Optional[_Iterable[_Union[ExecuteManyResponse.Part, _Mapping]]] = ..., ending: _Optional[bool] = ...) -> None: ...
 
 class EnsureDeviceRequest(_message.Message):
     __slots__ = ("revision_id",)

@@ -106,9 +106,9 @@ class ExecutorServiceServicer:
     def ExecuteMany(self, request_iterator, context):
         """Runs any number of prompts over one stream, each as `Execute` would and with its errors, told in the `end` of that
         prompt alone: none waits for another. A call costs both sides more than a prompt does, so this is what routers use.
-        Before: as Execute, for each prompt. After the caller has said its last: every prompt that was begun has ended, or
-        was cancelled with the stream; a process that is asked to stop ends the stream with its last prompt. Not idempotent.
-        Errors of the stream itself: `INVALID_ARGUMENT` (`INVALID_REQUEST`: no action, no time, or a key that is in use).
+        Before: as Execute, for each prompt. After the caller has ended its side: every prompt that was begun has ended, or
+        was cancelled with the stream. Not idempotent. Errors of the stream itself: `INVALID_ARGUMENT` (`INVALID_REQUEST`:
+        no action, no time, or a key that is not above all before it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
