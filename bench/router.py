@@ -3,15 +3,14 @@
 A real router process on one core, between a registry that this process plays, and an executor that computes nothing
 and callers that read nothing, which are processes on the other cores. Prints a line per figure (name, value, baseline,
 target, PASS or FAIL). The baseline of what is started is a bare relay on the router's core, which only passes messages
-on (bench/router_peers.py): the ceiling of this gRPC library on this machine. That of latencies is the executor called
-without a router. Writes bench/results/router.json.
+on (bench/router_peers.py), with a call to the executor for each: the ceiling of this gRPC library on this machine for
+routers of that kind. That of latencies is the executor called without a router. Writes bench/results/router.json.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -33,10 +32,11 @@ from tests.contract.router_world import SERVICE_CA, World, api_key
 
 TENANTS = 20
 STARTS, STARTS_S, RATE, RATE_S, OPEN, BATCH = 64, 6.0, 300, 8.0, 5000, 100
-# How docs/operations.md starts a router that has a core of its own: nothing there waits for it but itself, and its
-# memory lies in huge pages where the kernel has them.
-OWN_CORE = (
-    *("chrt", "--batch", "0", "env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", "PYTHONMALLOC=malloc"),
+# A process that has just begun is a tenth slower for a second or two, relay and router alike.
+WARM_S = 2.0
+# How docs/operations.md starts a router whose memory is to lie in huge pages where the kernel has them.
+HUGE_PAGES = (
+    *("env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", "PYTHONMALLOC=malloc"),
     *(sys.executable, "-m", "services.router"),
 )
 # Cores: the router alone on the first, everything else on the others.
@@ -51,10 +51,9 @@ def main() -> int:
     os.sched_setaffinity(0, OTHERS)
     with tempfile.TemporaryDirectory(prefix="loraport-bench-") as folder:
         figures += asyncio.run(Bench(Path(folder)).run())
-    if shutil.which("chrt"):
-        with tempfile.TemporaryDirectory(prefix="loraport-bench-") as folder:
-            apart = asyncio.run(Bench(Path(folder), OWN_CORE).run())
-        figures += [replace(figure, name=f"own core: {figure.name}") for figure in apart]
+    with tempfile.TemporaryDirectory(prefix="loraport-bench-") as folder:
+        apart = asyncio.run(Bench(Path(folder), HUGE_PAGES).run())
+    figures += [replace(figure, name=f"huge pages: {figure.name}") for figure in apart]
     report(options.out, figures, {"cores": f"router on 1, everything else on {len(OTHERS)}"})
     return 0
 
@@ -137,13 +136,17 @@ class Bench:
     def _spawn(self, *command: object, cores: set[int]) -> subprocess.Popen[bytes]:
         words = [str(word) for word in command]
         with (self._folder / f"{len(self._processes)}.log").open("wb") as log:
-            process = subprocess.Popen(words, stdout=log, stderr=log)
-        os.sched_setaffinity(process.pid, cores)
+            os.sched_setaffinity(0, cores)  # of this thread, and so of what it begins
+            try:
+                process = subprocess.Popen(words, stdout=log, stderr=log)
+            finally:
+                os.sched_setaffinity(0, OTHERS)
         self._processes.append(process)
         return process
 
     async def _starts(self, process: subprocess.Popen[bytes], port: int) -> tuple[float, float]:
         """Returns the streams that a process started per second, and the ms of a core that each took it."""
+        await self._callers(port, GENERATE, "starts", STARTS, WARM_S)
         before = _cpu_ms(process.pid)
         started, answered = await self._callers(port, GENERATE, "starts", STARTS, STARTS_S)
         return started, (_cpu_ms(process.pid) - before) / answered

@@ -5,7 +5,7 @@ prompt at once with the tokens that were asked for, in one message, as executors
 answer may be `HELD` tokens long gets one token and then nothing more until its caller leaves.
 `python -m bench.router_peers relay FOLDER PORT EXECUTOR_PORT` is the least that a router in this language can be: it
 authenticates nothing, decides nothing and passes on the executor's messages as they come, unread. What it reaches is
-the ceiling for any router that is built on the same gRPC library.
+the ceiling for any router that is built on the same gRPC library and makes a call for each request.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""One Execute call: its answers run side by side in the engine, their events come together here."""
+"""One request: its answers run side by side in the engine, their events come together here."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from google.rpc import status_pb2
 from loraport.executor.v1 import executor_service_pb2 as pb
 from services.shared import tracing
 from services.shared.errors import FaultList, LoraportError
+from services.shared.rpc.batches import some_of
 from services.shared.rpc.guard import Seen, log_as
 from services.shared.rpc.status import to_status
 
@@ -100,7 +101,7 @@ class _Stream:
         try:
             while True:
                 while self._unsent and self._fault is None:
-                    yield self._batch()
+                    yield pb.ExecuteManyResponse(parts=some_of(self._unsent, MAX_PARTS, MAX_BYTES))
                     self._room.set()
                 if self._fault is not None:
                     raise self._fault
@@ -116,16 +117,6 @@ class _Stream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _batch(self) -> pb.ExecuteManyResponse:
-        parts: list[pb.ExecuteManyResponse.Part] = []
-        size = 0
-        while self._unsent and len(parts) < MAX_PARTS:
-            size += self._unsent[0].ByteSize()
-            if parts and size > MAX_BYTES:
-                break
-            parts.append(self._unsent.popleft())
-        return pb.ExecuteManyResponse(parts=parts)
 
     async def _read(self, messages: AsyncIterator[pb.ExecuteManyRequest]) -> None:
         try:

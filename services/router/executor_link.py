@@ -20,6 +20,8 @@ from google.protobuf.empty_pb2 import Empty
 
 from loraport.executor.v1 import executor_service_pb2 as pb
 from services.shared.errors import LoraportError
+from services.shared.rpc.batches import some_of
+from services.shared.rpc.server import MAX_CONTROL_BYTES
 from services.shared.rpc.status import from_rpc_error, from_status
 
 # A stream takes no new request at this age. A connection that has reached its own age ends in `GRACE_S` of
@@ -29,8 +31,9 @@ MAX_AGE_S = 240.0
 END_S = 1.0
 # Parts that nobody has taken, from which on an executor is asked to hold a request back.
 HOLD_AT = 16
-# What one message asks at most, and one request: executors take no message above 1 MiB, and end the stream at one.
-MAX_ITEMS, MAX_BYTES, MAX_REQUEST_BYTES = 64, 1 << 19, 1 << 20
+# What one message asks at most, but for a single request of up to MAX_CONTROL_BYTES: at a larger message executors end
+# the stream.
+MAX_ITEMS, MAX_BYTES = 64, 1 << 19
 
 log = structlog.get_logger()
 
@@ -49,7 +52,6 @@ class Link:
         self._open_stream = open_stream
         self._max_age_s = max_age_s
         self._stream: _Stream | None = None
-        self._ends = 0.0
 
     def begin(self, request: pb.ExecuteRequest, *, timeout_s: float, traceparent: str) -> "LinkedRequest":
         """Sends a request, which ends with DEADLINE_EXCEEDED in `timeout_s`.
@@ -57,13 +59,11 @@ class Link:
         Raises:
             LoraportError: PROMPT_TOO_LONG, for any executor.
         """
-        if request.ByteSize() > MAX_REQUEST_BYTES:
-            raise LoraportError("PROMPT_TOO_LONG", f"a request is {MAX_REQUEST_BYTES} bytes at most")
-        now = asyncio.get_running_loop().time()
-        if self._stream is None or self._stream.closed or now >= self._ends:
-            if self._stream is not None:
-                self._stream.end_when_idle()
-            self._stream, self._ends = _Stream(self._open_stream()), now + self._max_age_s
+        if request.ByteSize() > MAX_CONTROL_BYTES:
+            raise LoraportError("PROMPT_TOO_LONG", f"a request is {MAX_CONTROL_BYTES} bytes at most")
+        # To one whose executor stops requests go on: it says why it refuses them, which a new call would not hear.
+        if self._stream is None or self._stream.closed or self._stream.aged:
+            self._stream = _Stream(self._open_stream(), self._max_age_s)
         begin = pb.ExecuteManyRequest.Begin(request=request, timeout_s=timeout_s, traceparent=traceparent)
         return self._stream.begin(begin)
 
@@ -92,7 +92,7 @@ class LinkedRequest:
             await self._waiter
         if self._events:
             events, self._events, self._unread = self._events, [], 0
-            if self._held:
+            if self._held and not self._over:
                 self._held = False
                 self._stream.ask(Item(key=self._key, hold=False))
             return events
@@ -152,15 +152,16 @@ class LinkedRequest:
 class _Stream:
     """One call of `ExecuteMany`. Its two tasks end with it."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, max_age_s: float) -> None:
         self._call = call
         self._keys = count(1)
         self._requests: dict[int, LinkedRequest] = {}
         self._unsent: deque[Item] = deque()
         self._news = asyncio.Event()
         self._ends_when_idle = False
-        # Nothing can be asked any more.
-        self.closed = False
+        # Nothing can be asked any more; nothing should be.
+        self.closed = self.aged = False
+        self._aging = asyncio.get_running_loop().call_later(max_age_s, self._age)
         # Not in the context of the request that happened to open the stream.
         self._writing = asyncio.create_task(self._write(), context=Context())
         self._reading = asyncio.create_task(self._read(), context=Context())
@@ -184,11 +185,15 @@ class _Stream:
         self._ends_when_idle = True
         self._news.set()
 
+    def _age(self) -> None:
+        self.aged = True
+        self.end_when_idle()
+
     async def _write(self) -> None:
         try:
             while True:
                 while self._unsent:
-                    await self._call.write(self._batch())
+                    await self._call.write(pb.ExecuteManyRequest(items=some_of(self._unsent, MAX_ITEMS, MAX_BYTES)))
                 if self._ends_when_idle and not self._requests:
                     self.closed = True
                     await self._call.done_writing()
@@ -200,16 +205,6 @@ class _Stream:
         except Exception as error:
             log.error("a stream to an executor is given up", exc_info=error)
             self._call.cancel()
-
-    def _batch(self) -> pb.ExecuteManyRequest:
-        items: list[pb.ExecuteManyRequest.Item] = []
-        size = 0
-        while self._unsent and len(items) < MAX_ITEMS:
-            size += self._unsent[0].ByteSize()
-            if items and size > MAX_BYTES:
-                break
-            items.append(self._unsent.popleft())
-        return pb.ExecuteManyRequest(items=items)
 
     def _hear(self, part: pb.ExecuteManyResponse.Part) -> None:
         request = self._requests.get(part.key)
@@ -228,6 +223,7 @@ class _Stream:
             failed = partial(from_rpc_error, error, unavailable="EXECUTOR_UNAVAILABLE")
         finally:
             self.closed = True
+            self._aging.cancel()
             self._writing.cancel()
             self._call.cancel()
             for request in list(self._requests.values()):

@@ -137,8 +137,12 @@ class Passage:
 
     def ticket(self) -> bytes:
         """Returns a ticket for this request."""
+        return self._parts.tickets.ticket(**self._opened())
+
+    def _opened(self) -> dict[str, str]:
+        """What the ticket is for."""
         job = self._job
-        return self._parts.tickets.ticket(tenant=job.tenant, revision_id=job.revision_id, base_id=job.base.base_id)
+        return {"tenant": job.tenant, "revision_id": job.revision_id, "base_id": job.base.base_id}
 
     def require_same(self, revision_id: str, base_id: str) -> None:
         """The promise of the whole system: nothing of any other revision than the one that was resolved.
@@ -160,7 +164,7 @@ class Passage:
         executor = self._grant.executor
         log.info("executor unavailable", executor=executor, reason=error.reason)
         if error.reason == _ASTRAY:
-            self._parts.tickets.forget()
+            self._parts.tickets.forget(**self._opened())
             self._parts.fleet.note_ticket(executor, self._job.tenant, taken=False)
         else:
             self._parts.fleet.note_failure(executor, error.reason)

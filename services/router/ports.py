@@ -53,7 +53,7 @@ class Executor(Protocol):
         """Asks for its state. Raises LoraportError: EXECUTOR_UNAVAILABLE, DEADLINE_EXCEEDED."""
 
     def execute(self, order: Order, *, timeout_s: float) -> Execution:
-        """Sends a request."""
+        """Sends a request. Raises LoraportError: PROMPT_TOO_LONG, it fits no message."""
 
     async def score(self, order: ScoreOrder, *, timeout_s: float) -> ExecutorScored:
         """Asks for a score; cancelling the caller cancels it. Raises LoraportError."""

@@ -197,8 +197,7 @@ class RolloutAgent:
             try:
                 return await port.preload(ticket, revision_id, timeout_s=PRELOAD_S)
             except LoraportError as error:
-                if error.reason == "EXECUTOR_UNAVAILABLE":
-                    self._parts.fleet.note_failure(executor, error.reason)
+                self._parts.probes.refused(error, item, base, executor, revision_id)
                 raise
 
     async def _probe(self, item: RolloutItem, executor: str, work: _Work, probed: tuple[object, ...]) -> None:

@@ -39,6 +39,15 @@ class Probes:
         """Returns a ticket for one call of a rollout."""
         return self.tickets.ticket(tenant=item.tenant, revision_id=revision_id, base_id=base.base_id)
 
+    def refused(
+        self, error: LoraportError, item: RolloutItem, base: ServedBase, executor: str, revision_id: str
+    ) -> None:
+        """Takes note of why an executor did not answer a call of a rollout."""
+        if error.reason == "EXECUTOR_UNAVAILABLE":
+            self.fleet.note_failure(executor, error.reason)
+        elif error.reason == "INVALID_TICKET":
+            self.tickets.forget(tenant=item.tenant, revision_id=revision_id, base_id=base.base_id)
+
     def scorer(self, item: RolloutItem, base: ServedBase, executor: str, *, view: CatalogView, kept: Kept) -> Scorer:
         """Returns what scores on one executor. What is in `kept` is not asked for again."""
 
@@ -98,8 +107,7 @@ class Probes:
             grant.decoded(0, now=self.clock.monotonic())
             return replace(said, logprobs=())
         except LoraportError as error:
-            if error.reason == "EXECUTOR_UNAVAILABLE":
-                self.fleet.note_failure(executor, error.reason)
+            self.refused(error, item, base, executor, revision_id)
             raise
         finally:
             grant.release()

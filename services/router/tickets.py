@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from loraport.bundle.envelope import Signer
 from services.shared.statements import MAX_TICKET_LIFE_S, Ticket, seal
 
-# A ticket is shown this long. What is left of its life is for executors whose clocks differ, and for requests that wait
-# there.
+# A ticket is shown this long. What is left of its life is for the way, and for executors whose clocks differ.
 SHOWN_S = 20.0
 # Tickets kept at most, about 600 bytes each; the oldest goes first.
 MAX_KEPT = 8192
@@ -50,6 +49,6 @@ class Tickets:
         self._kept[key] = _Kept(seal(ticket, self._signer), now, key_id)
         return self._kept[key].envelope
 
-    def forget(self) -> None:
-        """An executor did not take one: all are made anew."""
-        self._kept.clear()
+    def forget(self, *, tenant: str, revision_id: str, base_id: str) -> None:
+        """An executor did not take it: the next one is made anew."""
+        self._kept.pop((tenant, revision_id, base_id), None)

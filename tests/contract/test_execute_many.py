@@ -154,9 +154,11 @@ async def test_a_prompts_time_is_kept_while_its_revision_loads(rig: Rig) -> None
     revision = next(iter(rig.peers.published))
     call = rig.stub.ExecuteMany()
     item = begin(rig, 1, ticket=rig.ticket(revision), revision_id=revision, timeout_s=0.3)
-    await call.write(pb.ExecuteManyRequest(items=[item]))
-    assert (await told(call, 1))[1][-1].end.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-    rig.peers.hold.set()
+    try:
+        await call.write(pb.ExecuteManyRequest(items=[item]))
+        assert (await told(call, 1))[1][-1].end.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    finally:
+        rig.peers.hold.set()
 
 
 async def test_a_process_that_stops_ends_the_stream_with_its_last_prompt(rig: Rig) -> None:
@@ -210,7 +212,6 @@ async def test_a_stream_that_has_its_age_makes_room_for_another(rig: Rig) -> Non
     assert len(calls) == 2
     await until(lambda: calls[0].done())
     assert await calls[0].code() == grpc.StatusCode.OK
-    assert not calls[1].done()
 
 
 async def test_a_request_that_fits_no_message_fails_alone(rig: Rig) -> None:
@@ -227,16 +228,3 @@ async def test_a_request_that_fits_no_message_fails_alone(rig: Rig) -> None:
 
 async def test_only_routers_open_streams(rig: Rig) -> None:
     assert await reason(rig.admin.ExecuteMany()) == "NOT_ALLOWED"
-
-
-def test_an_error_of_nobodys_is_no_secret_of_the_executors() -> None:
-    # The reasons a link tells are those of errors.py, whatever a peer makes of a status.
-    from google.rpc import status_pb2
-
-    from services.shared.rpc.status import from_status, to_status
-
-    known = LoraportError("POOL_TOO_SMALL", "no room", retry_after_s=2.0)
-    again = from_status(to_status(known), unavailable="EXECUTOR_UNAVAILABLE")
-    assert (again.reason, again.message, again.retry_after_s) == ("POOL_TOO_SMALL", "no room", 2.0)
-    strange = from_status(status_pb2.Status(code=13, message="stack trace"), unavailable="EXECUTOR_UNAVAILABLE")
-    assert (strange.reason, "stack" in strange.message) == ("EXECUTOR_UNAVAILABLE", False)

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ from loraport.router.v1 import inference_service_pb2 as pb
 from loraport.router.v1 import inference_service_pb2_grpc as stubs
 from loraport.router.v1 import router_admin_service_pb2 as apb
 from loraport.router.v1 import router_admin_service_pb2_grpc as admin_stubs
+from services.executor.many import Events
 from services.router import admin_servicer
 from services.router.placement import choose
 from tests.contract.router_world import PEPPER, SERVICE_CA, World, api_key, digest, eventually
@@ -183,14 +185,30 @@ async def test_a_running_stream_ends_with_its_key(world: World, end: str) -> Non
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_what_has_happened_is_told_in_one_message(world: World, *, at_once: bool) -> None:
+async def test_what_has_happened_is_told_in_one_message(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
     executor = world.executors["e0"]
-    executor.reply, executor.at_once, executor.pause_s = [50, 51], at_once, 0.05
+    executor.reply, executor.at_once = [50, 51], at_once
+    read, answer = asyncio.Event(), executor._answer
+
+    async def one_by_one(*given: Any) -> AsyncIterator[Events]:
+        count = 0
+        async for events in answer(*given):
+            if count == 1 and not at_once:
+                await read.wait()
+            count += 1
+            yield events
+
+    monkeypatch.setattr(executor, "_answer", one_by_one)
     async with user_channel(world) as channel:
         metadata = (("authorization", f"Bearer {api_key('acme')}"),)
         request = pb.GenerateRequest(target=pb.Target(adapter="pirate"), prompt="the")
         call = stubs.InferenceServiceStub(channel).Generate(request, metadata=metadata, timeout=60)
-        told = [[event.WhichOneof("event") for event in response.events] async for response in call]
+        told = []
+        async for response in call:
+            told.append([event.WhichOneof("event") for event in response.events])
+            read.set()
     if at_once:
         assert told == [["started", "tokens", "tokens", "finished"]]
     else:

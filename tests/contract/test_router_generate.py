@@ -197,7 +197,7 @@ async def test_an_executor_that_is_gone_or_takes_no_ticket_is_replaced_before_th
     second.fail_before = refuse
     taken_out, forgotten, forget = [], [], Tickets.forget
     monkeypatch.setattr(fleet, "note_failure", lambda name, why: taken_out.append((name, why)))
-    monkeypatch.setattr(Tickets, "forget", lambda tickets: (forgotten.append(1), forget(tickets)))
+    monkeypatch.setattr(Tickets, "forget", lambda tickets, **of: (forgotten.append(of), forget(tickets, **of)))
     async with world.client() as client:
         done = await client.generate("x", adapter="pirate")
     assert (done.executor, len(second.requests)) == ("e0", 1)

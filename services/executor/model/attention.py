@@ -73,9 +73,9 @@ class AttentionSpan:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Spans computed together. `rows` int64 [spans * count]; `table` int64 [spans * blocks], None for prefill without
-    context; `last` int64 [spans or 1, count], each query's position, so the last key that it sees; `keys` positions.
-    `paged` computes the whole group where it is set."""
+    """Spans computed together. `rows` int64 [spans * count], empty where a compiled step computes all rows as one
+    group; `table` int64 [spans * blocks], None for prefill without context; `last` int64 [spans or 1, count], each
+    query's position, so the last key that it sees; `keys` positions. `paged` computes the group where it is set."""
 
     rows: torch.Tensor
     spans: int

@@ -117,7 +117,7 @@ def details_of(error: grpc.RpcError) -> list[bytes]:
 
 
 def from_status(status: status_pb2.Status, *, unavailable: str) -> LoraportError:
-    """Returns what a peer's error means for the caller, as `from_rpc_error` does; `status` is not OK."""
+    """Returns the error that a peer made a status of, `unavailable` where no loraport service did; it is not OK."""
     if (known := _known(status)) is not None:
         return known
     return LoraportError(unavailable, retry_after_s=1.0)
