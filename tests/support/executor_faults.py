@@ -55,13 +55,13 @@ def install(file: str) -> None:
         self: ExecutorServicer, execution: Any, revision_id: str, load_ms: float
     ) -> AsyncGenerator[Any, None]:
         kind = fault(revision_id) if revision_id else ""
-        async for response in answer(self, execution, revision_id, load_ms):
+        async for events in answer(self, execution, revision_id, load_ms):
             if kind == "slow":
                 await asyncio.sleep(DELAY_S)
-            tokens = any(event.WhichOneof("event") == "tokens" for event in response.events)
+            tokens = any(event.WhichOneof("event") == "tokens" for event in events)
             if kind == "kill" and tokens:
                 os.kill(os.getpid(), signal.SIGKILL)
-            yield response
+            yield events
             if kind == "crash" and tokens:
                 raise RuntimeError("the revision makes this executor's code fail")
 
